@@ -1,0 +1,1 @@
+"""Effects: sockets, tasks, clocks, files, metrics."""
