@@ -6,9 +6,9 @@ wire words in each API family and its Outcome; nothing else in the code writes a
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from enum import StrEnum
-import json
 from typing import Final
 
 
@@ -49,8 +49,12 @@ class Situation:
     code: str
     anthropic_type: str
     outcome: Outcome
-    anthropic_status: int | None = None  # where it differs: 529 says overloaded to Anthropic clients
-    may_have_run: bool = False  # then `x-should-retry: false`, so that SDKs do not repeat a generation
+    anthropic_status: int | None = (
+        None  # where it differs: 529 says overloaded to Anthropic clients
+    )
+    may_have_run: bool = (
+        False  # then `x-should-retry: false`, so that SDKs do not repeat a generation
+    )
 
 
 _BAD = "invalid_request_error"

@@ -1,0 +1,64 @@
+"""What starting a request on a backend now would cost: expected time to first token, and what it costs others.
+
+    cost(b) = wait + backlog / rate + own / rate x (1 + Q_b)          seconds; design.md section 4
+
+wait     0 with a free slot, else (already promised there + 1) x learned service time / slots
+backlog  uncached tokens of others sent to b that have not reached their first token
+own      tokens of this prompt that b does not have cached
+rate     b's learned prefill rate, tokens/s
+Q_b      other waiting requests whose own best backend is b: a cold prefill on b delays them
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from zlib import crc32
+
+from gateway.core.fleet import Backend
+
+TIE_S = 0.010
+TIE_RATIO = 1.05
+
+
+class Price(NamedTuple):
+    """The terms of one cost, in seconds, kept so that a choice can be explained."""
+
+    backend: Backend
+    total_s: float
+    wait_s: float
+    backlog_s: float
+    own_s: float
+    crowd: int
+
+
+def price(backend: Backend, now: float, own_tokens: int, permits: int, promised: int) -> Price:
+    """The cost of this request on this backend now. `promised` is Q_b: others who wait for it."""
+    wait = 0.0
+    if backend.free < permits:
+        slots = max(1, backend.lendable)
+        wait = (promised + 1 + backend.others(now)) * backend.service_s.value / slots
+    rate = backend.prefill_rate.value
+    backlog = backend.backlog_tokens / rate
+    own = own_tokens / rate * (1 + promised)
+    return Price(backend, wait + backlog + own, wait, backlog, own, promised)
+
+
+def cheapest(prices: list[Price], conversation: int) -> Price:
+    """The least cost. Within 10 ms or 5 % of it: the lowest share of slots in use, then a rendezvous hash.
+
+    The hash of conversation and name makes several gateways agree (Thaler and Ravishankar, 1998).
+    """
+    if len(prices) == 1:
+        return prices[0]
+    least = min(one.total_s for one in prices)
+    bound = max(least + TIE_S, least * TIE_RATIO)
+    tied = [one for one in prices if one.total_s <= bound]
+    if len(tied) == 1:
+        return tied[0]
+    return min(
+        tied,
+        key=lambda one: (
+            (one.backend.in_flight + one.backend.settling_permits) / max(1, one.backend.slots),
+            -crc32(b"%d %s" % (conversation, one.backend.name.encode())),
+        ),
+    )

@@ -1,0 +1,158 @@
+"""What we believe of each backend. Owned and mutated by `core.dispatch` alone.
+
+Laws held here: our own in-flight count is truth; what an engine reports is advice with an age (law 5).
+A settling slot is not in flight and not lent again until a report shows it idle or its time has passed (law 1).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gateway.core.breaker import Breaker
+
+PRIOR_PREFILL_RATE = 1_500.0  # tokens/s; design.md section 4, until the first sample
+PRIOR_SERVICE_S = 10.0  # seconds a permit is held; the same source
+BYTES_PER_TOKEN = 4
+LEARN = 0.2  # weight of a new sample in the moving averages
+MAX_SETTLE_S = 60.0
+DECODE_SETTLE_S = (
+    0.3  # a cancelled decode leaves a llama-server slot at its next token (engines.md 1.8)
+)
+REPORT_FADES_S = 10.0
+
+
+class Fitness(StrEnum):
+    """May this backend take new work?"""
+
+    UP = "up"
+    LOADING = "loading"  # it will be able to: requests may wait for it
+    SLEEPING = "sleeping"  # takes work, and wakes by it
+    DRAINING = "draining"  # takes no new work; what is in flight finishes
+    DOWN = "down"
+
+
+@dataclass(slots=True)
+class Average:
+    """A robust moving average: one sample moves it by a factor of four at most."""
+
+    prior: float
+    value: float = field(init=False)
+    samples: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.value = self.prior
+
+    def learn(self, sample: float) -> None:
+        if sample <= 0:
+            return
+        if self.samples == 0:
+            self.value = sample
+        else:
+            sample = min(max(sample, self.value / 4), self.value * 4)
+            weight = max(LEARN, 1 / (self.samples + 1))
+            self.value += weight * (sample - self.value)
+        self.samples += 1
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What the engine itself last said of its load; None where it does not say."""
+
+    at: float
+    running: int | None = None
+    waiting: int | None = None
+    kv_used_ratio: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Backend:
+    """One engine at one address, as dispatch sees it. Times are monotonic seconds, loads are permits or tokens."""
+
+    name: str
+    slots: int = 1
+    fitness: Fitness = Fitness.DOWN
+    draining: bool = False
+    settles: bool = False  # llama-server and Ollama: a cancelled slot is not free at once
+    in_flight: int = 0
+    settling: list[tuple[float, float, int]] = field(
+        default_factory=list
+    )  # (since, until, permits)
+    backlog_tokens: int = 0  # uncached prompt tokens sent there that have not reached a first token
+    prefill_rate: Average = field(default_factory=lambda: Average(PRIOR_PREFILL_RATE))
+    service_s: Average = field(default_factory=lambda: Average(PRIOR_SERVICE_S))
+    breaker: Breaker = field(default_factory=Breaker)
+    advice: Advice | None = None
+    released: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
+    reserved_by: int | None = None  # the ticket for which freed slots are kept
+    idle_wanted_since: float | None = None  # a slot is free, and somebody who could use it waits
+    since_batch: int = 0  # interactive starts since the last batch start while batch waits
+
+    @property
+    def settling_permits(self) -> int:
+        return sum(permits for _, _, permits in self.settling)
+
+    @property
+    def takes_work(self) -> bool:
+        """May a request start here now, slots permitting?"""
+        return (
+            self.fitness in (Fitness.UP, Fitness.SLEEPING)
+            and not self.draining
+            and not self.breaker.is_open
+        )
+
+    @property
+    def is_hopeful(self) -> bool:
+        """May a request wait for this backend? A loading one, or one on trial, comes back soon."""
+        return self.fitness is not Fitness.DOWN and not self.draining and not self.breaker.is_open
+
+    @property
+    def lendable(self) -> int:
+        """The most permits we would lend now: its slots, fewer while it proves itself after a failure."""
+        return self.breaker.cap(self.slots)
+
+    @property
+    def free(self) -> int:
+        """Permits that may be lent now. Negative counts after a shrink lend nothing new and cut nothing."""
+        if not self.takes_work:
+            return 0
+        if not self.settling:
+            return max(0, self.lendable - self.in_flight)
+        return max(0, min(self.lendable, self.slots - self.settling_permits) - self.in_flight)
+
+    def others(self, now: float) -> float:
+        """Requests of other clients inside the engine, by its last report, fading with its age."""
+        advice = self.advice
+        if advice is None or advice.running is None:
+            return 0.0
+        age = now - advice.at
+        if age >= REPORT_FADES_S:
+            return 0.0
+        ours = self.in_flight + self.settling_permits
+        ours += sum(permits for at, permits in self.released if at > advice.at - 2.0)
+        foreign = max(0, advice.running + (advice.waiting or 0) - ours)
+        return foreign * (1 - age / REPORT_FADES_S)
+
+    def settle(self, now: float, seconds: float, permits: int) -> None:
+        self.settling.append((now, now + min(seconds, MAX_SETTLE_S), permits))
+
+    def expire_settling(self, now: float) -> None:
+        if self.settling:
+            self.settling = [item for item in self.settling if item[1] > now]
+
+    def hear(self, advice: Advice, asked_at: float) -> None:
+        """Take a report: it corrects what we believe of settling slots, and ages from now on.
+
+        Only a report that was asked for after the cancel can say that the cancelled slot is idle.
+        """
+        self.advice = advice
+        if advice.running is None or not self.settling:
+            return
+        busy = max(0, advice.running - self.in_flight)
+        kept: list[tuple[float, float, int]] = []
+        for since, until, permits in self.settling:
+            if since >= asked_at or busy > 0:
+                kept.append((since, until, permits))
+                busy -= permits
+        self.settling = kept
