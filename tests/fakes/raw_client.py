@@ -13,12 +13,12 @@ message, never a stuck test.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 import json
 import os
 import socket
 import struct
 import time
+from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 SLACK = float(os.environ.get("SLOTGATE_TEST_SLACK", "1"))
@@ -29,7 +29,7 @@ Ended = Literal["whole", "cut", "reset"]
 HeaderList = list[tuple[str, str]]
 
 
-class Hangup(Exception):
+class HangupError(Exception):
     """The server ended the connection where the test wanted bytes. `how` is "fin" or "reset"."""
 
     def __init__(self, how: Literal["fin", "reset"], got: bytes) -> None:
@@ -126,7 +126,7 @@ class RawClient:
     async def response(
         self, *, head_only: bool = False, patience_s: float = PATIENCE_S
     ) -> RawResponse:
-        """The next final response, 1xx skipped. Raises Hangup when none comes.
+        """The next final response, 1xx skipped. Raises HangupError when none comes.
 
         A body that ends early is no exception: look at `ended`. `head_only` says that the request was a
         HEAD. To meet a stream piece by piece, use `head` and then `chunk` or `until`.
@@ -155,7 +155,7 @@ class RawClient:
         return data
 
     async def until(self, mark: bytes) -> bytes:
-        """Everything up to and with `mark`. Raises Hangup."""
+        """Everything up to and with `mark`. Raises HangupError."""
         while mark not in self.buffer:
             await self._more()
         return self._take(self.buffer.index(mark) + len(mark))
@@ -171,7 +171,7 @@ class RawClient:
             while True:
                 try:
                     await self._more()
-                except Hangup as end:
+                except HangupError as end:
                     return end.how
 
     async def is_open(self, for_s: float) -> bool:
@@ -205,9 +205,9 @@ class RawClient:
             async with asyncio.timeout(PATIENCE_S * 10):
                 data = await asyncio.get_running_loop().sock_recv(self.sock, 65536)
         except (ConnectionResetError, BrokenPipeError):
-            raise Hangup("reset", bytes(self.buffer)) from None
+            raise HangupError("reset", bytes(self.buffer)) from None
         if not data:
-            raise Hangup("fin", bytes(self.buffer))
+            raise HangupError("fin", bytes(self.buffer))
         self.log.append((time.monotonic(), data))
         self.buffer += data
 
@@ -227,7 +227,7 @@ class RawClient:
             elif response.framing == "close":
                 while True:
                     await self._more()
-        except Hangup as end:
+        except HangupError as end:
             response.ended = "reset" if end.how == "reset" else "cut"
             if response.framing == "close" and end.how == "fin":
                 response.ended = "whole"
