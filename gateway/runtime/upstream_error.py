@@ -1,0 +1,64 @@
+"""The one family of errors in which everything that can go wrong towards a backend is told.
+
+Law of this file: only an error whose kind is in NEVER_RAN lets a caller try elsewhere. Those are the endings
+before which the backend cannot have had the whole request on a living connection.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+Kind = Literal[
+    "refused",
+    "connect_timeout",
+    "unreachable",
+    "tls",
+    "stale",
+    "closed",
+    "protocol",
+    "first_byte_timeout",
+    "between_bytes_timeout",
+    "broke",
+]
+
+NEVER_RAN: Final[frozenset[Kind]] = frozenset(
+    {"refused", "connect_timeout", "unreachable", "tls", "stale"}
+)
+
+_MESSAGES: Final[dict[Kind, str]] = {
+    "refused": "The backend refused the connection.",
+    "connect_timeout": "The backend did not accept a connection in time.",
+    "unreachable": "The backend cannot be reached.",
+    "tls": "No trusted TLS connection to the backend could be made.",
+    "stale": "The backend had closed the idle connection.",
+    "closed": "The backend closed the connection before it answered.",
+    "protocol": "The backend answered with something that is not HTTP/1.1.",
+    "first_byte_timeout": "The backend took too long to start answering.",
+    "between_bytes_timeout": "The backend fell silent in the middle of its answer.",
+    "broke": "The backend broke off in the middle of its answer.",
+}
+
+
+class UpstreamError(Exception):
+    """The exchange with a backend failed.
+
+    `kind` says where; `message` is for clients and names no host; `detail` is for logs and may.
+    `closed`: the connection ended before the response head; `broke`: after it, before the body's framed end.
+    """
+
+    def __init__(self, kind: Kind, detail: str = "") -> None:
+        super().__init__(kind, detail)
+        self.kind: Kind = kind
+        self.detail = detail
+
+    @property
+    def message(self) -> str:
+        return _MESSAGES[self.kind]
+
+    @property
+    def may_have_run(self) -> bool:
+        """False only when the request provably never ran: not connected, or the idle connection was stale."""
+        return self.kind not in NEVER_RAN
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.detail}" if self.detail else self.kind
