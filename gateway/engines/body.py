@@ -1,0 +1,117 @@
+"""Foreign JSON, read with suspicion: what has not the expected shape is None, never an exception.
+
+Figures outside their plausible range (NaN, negative, absurdly large) are treated as not said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from gateway.engines.base import Answer, Document, Model
+
+_MOST_MODELS = 2000  # an index of everything on a hub is not a model list that we serve
+_LONGEST_TEXT = 512
+
+
+def value_of(answer: Answer | None) -> Any:
+    """The JSON value of a 200 answer; None when it is anything else."""
+    return _decoded(answer) if answer is not None and answer.status == 200 else None
+
+
+def document_of(answer: Answer | None) -> Document:
+    """The JSON object of a 200 answer; empty when it is anything else."""
+    value = value_of(answer)
+    return value if isinstance(value, dict) else {}
+
+
+def error_text(answer: Answer | None) -> str:
+    """The message of an error answer, in any of the shapes that engines use; "" without one."""
+    value = _decoded(answer) if answer is not None else None
+    error = value.get("error", value.get("message")) if isinstance(value, dict) else None
+    if isinstance(error, dict):
+        error = error.get("message")
+    return error if isinstance(error, str) else ""
+
+
+def objects(value: Any) -> Iterator[Document]:
+    """The objects in a JSON list; nothing when it is not a list."""
+    if isinstance(value, list):
+        yield from (item for item in value if isinstance(item, dict))
+
+
+def child(document: Document, *names: str) -> Document:
+    """The object found by following these names; empty when one of them is missing."""
+    for name in names:
+        found = document.get(name)
+        if not isinstance(found, dict):
+            return {}
+        document = found
+    return document
+
+
+def text(value: Any) -> str | None:
+    """A non-empty printable string of bearable length."""
+    if isinstance(value, str) and 0 < len(value) <= _LONGEST_TEXT and value.isprintable():
+        return value
+    return None
+
+
+def number(value: Any, most: float) -> float | None:
+    """A finite number in 0..most."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) and 0 <= value <= most else None
+
+
+def count(value: Any, least: int = 0, most: int = 1 << 50) -> int | None:
+    """A whole number in least..most."""
+    found = number(value, most)
+    return int(found) if found is not None and found >= least else None
+
+
+def listed_models(answer: Answer | None) -> tuple[Model, ...] | None:
+    """The models of an OpenAI-style list; None when the answer is not such a list.
+
+    `"data": null` is an Ollama with no model installed (engines.md 2.2): a list, and empty.
+    """
+    document = document_of(answer)
+    if "data" not in document or not isinstance(document["data"], list | None):
+        return None
+    found: dict[str, Model] = {}
+    for entry in objects(document["data"]):
+        name = text(entry.get("id"))
+        if name is not None and len(found) < _MOST_MODELS:
+            found.setdefault(name, Model(name, document=entry))
+    return tuple(found.values())
+
+
+def least_context(models: tuple[Model, ...] | None) -> int | None:
+    """The least context in tokens that the entries name, in the way of vLLM or of llama.cpp.
+
+    Base models and their adapters share a limit; of different models, promise what all can hold.
+    """
+    told = [
+        count(model.document.get("max_model_len"), least=1)
+        or count(child(model.document, "meta").get("n_ctx"), least=1)
+        for model in models or ()
+    ]
+    return min((tokens for tokens in told if tokens is not None), default=None)
+
+
+def owner(answer: Answer | None) -> str | None:
+    """`owned_by` of the first model in the list: which software wrote it, more or less."""
+    models = listed_models(answer)
+    return text(models[0].document.get("owned_by")) if models else None
+
+
+def _decoded(answer: Answer) -> Any:
+    if answer.cut:
+        return None
+    try:
+        return msgspec.json.decode(answer.body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
