@@ -1,0 +1,170 @@
+"""The keys file on disk: read whole, replaced atomically, 0600, safe against a second writer.
+
+Law of this file: whoever reads the file at any moment sees it as it was or as it will be, never between.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import string
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+import yaml
+
+from gateway.core.keys import Key, KeyRing
+from gateway.core.settings import keyfile
+from gateway.core.settings.nodes import Notes
+from gateway.runtime.yamlfile import compose
+
+PREFIX: Final = "sk-sg-"
+_ALPHABET: Final = string.ascii_letters + string.digits
+_LENGTH: Final = 32  # of 62 characters: 190 bits, of which the contract asks for 160
+_HEADER: Final = (
+    "# Written by `slotgate keys`, which keeps no comments. It holds hashes, not keys.\n"
+)
+
+
+def new_secret() -> str:
+    """A fresh key: one word that a double click selects and that a path can hold."""
+    return PREFIX + "".join(secrets.choice(_ALPHABET) for _ in range(_LENGTH))
+
+
+def read_keys(path: Path) -> tuple[Key, ...]:
+    """The keys of a file; none if it does not exist. Raises ConfigErrors."""
+    notes = Notes(str(path))
+    keys = keyfile.read(compose(path, notes), notes) if path.exists() else ()
+    notes.raise_mistakes()
+    return keys
+
+
+class KeyStore:
+    """The keys in use. Owner of the present ring and of what the file was like when it was read.
+
+    `reload` may run in a thread: a large file takes a while, and `ring` is replaced in one step.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        """Reads the file; a missing one is a ring without keys, which refuses everybody.
+
+        Raises ConfigErrors.
+        """
+        self.path = Path(path)
+        self._stamp = _stamp(self.path)
+        self._ring = KeyRing(read_keys(self.path))
+
+    @property
+    def ring(self) -> KeyRing:
+        return self._ring
+
+    def has_changed(self) -> bool:
+        """Whether the file is another one than at the last attempt to read it: one `stat`."""
+        return _stamp(self.path) != self._stamp
+
+    def reload(self) -> bool:
+        """Read the file again; true if the keys are others now. A bad file changes nothing.
+
+        A file that is gone leaves no keys: keys fail closed. Raises ConfigErrors.
+        """
+        self._stamp = _stamp(self.path)  # first: a change while reading is seen next time
+        ring = KeyRing(read_keys(self.path))
+        changed = ring != self._ring
+        self._ring = ring
+        return changed
+
+
+class NameTakenError(Exception):
+    """A key of this name exists."""
+
+
+class UnknownNameError(Exception):
+    """No key has this name."""
+
+
+def add(path: Path, key: Key) -> None:
+    """Add a key to the file, making the file if need be.
+
+    Raises NameTakenError, ConfigErrors (the file is wrong; it stays as it is) or OSError.
+    """
+    with _locked(path):
+        keys = read_keys(path)
+        if any(other.name == key.name for other in keys):
+            raise NameTakenError(key.name)
+        _write(path, [*keys, key])
+
+
+def revoke(path: Path, name: str) -> None:
+    """Take a key out of the file.
+
+    Raises UnknownNameError, ConfigErrors (the file is wrong; it stays as it is) or OSError.
+    """
+    with _locked(path):
+        keys = read_keys(path)
+        left = [key for key in keys if key.name != name]
+        if len(left) == len(keys):
+            raise UnknownNameError(name)
+        _write(path, left)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One writer at a time. The folder is locked, not the file: a rename would leave the lock behind."""
+    folder = os.open(path.resolve().parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)  # gives the lock back too
+
+
+def _write(path: Path, keys: Sequence[Key]) -> None:
+    target = path.resolve()  # through a symbolic link: replace what it points to
+    text = _HEADER + yaml.safe_dump(
+        [keyfile.as_record(key) for key in keys], sort_keys=False, allow_unicode=True
+    )
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")  # made 0600
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            _keep_owner(target, file.fileno())
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if read_keys(Path(temporary)) != tuple(
+            keys
+        ):  # what we cannot read back must not replace it
+            raise AssertionError("the keys written are not the keys read back")
+        Path(temporary).replace(target)
+    except BaseException:
+        with suppress(OSError):
+            Path(temporary).unlink()
+        raise
+    _sync_folder(target.parent)
+
+
+def _keep_owner(target: Path, descriptor: int) -> None:
+    """`sudo slotgate keys` must not take the file away from the user that the gateway runs as."""
+    with suppress(OSError):  # not there yet, or not ours to give: then it is the writer's
+        there = target.stat()
+        os.fchown(descriptor, there.st_uid, there.st_gid)
+
+
+def _sync_folder(folder: Path) -> None:
+    """The rename itself must survive a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        now = path.stat()
+    except OSError:
+        return None
+    return (now.st_mtime_ns, now.st_ino, now.st_size)
