@@ -1,0 +1,186 @@
+"""A request body as a small frozen value, and the two edits that are ever made to one.
+
+Law of this file: a body is read, never rebuilt. What reaches the engine is the client's bytes, in which at most
+the `model` value is replaced and a top-level `id_slot` is cut out. Fields of an odd type are the engine's to judge;
+only what is no JSON object, or says `model` or `stream` twice, is refused here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from gateway.core.errors import GatewayError
+from gateway.core.json_scan import Member, equals, members, text_of
+from gateway.core.prompt import Piece, permits_of_prompt, pieces_of, prompt_bytes_of
+from gateway.core.wire import Wire
+
+MOST_PERMITS: Final = 1_000_000_000  # a larger `n` says the same: more than anybody has
+LONGEST_CACHE_KEY: Final = 1024  # characters; a longer one names no conversation
+
+Span = tuple[int, int]
+
+_ONCE: Final = ("model", "stream")
+_LIMITS: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict")
+
+
+class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What the gateway needs to know of a request. Sizes are bytes, limits are tokens.
+
+    `model` is None when there is none (`model_present` False; null counts as none) and when it is no usable
+    name: not a string, or empty (`model_present` True: the caller answers model_not_found).
+    `pieces`: the prompt as raw JSON in the order in which a chat template lays it out, as views of the body.
+    `prompt_bytes`: their size, inline images and files counted as IMAGE_BYTES each.
+    """
+
+    model: str | None
+    model_present: bool
+    model_span: Span | None  # where the value stands in the body, for `replace_model`
+    stream: bool
+    permits: int
+    max_tokens: int | None
+    prompt_cache_key: str | None
+    pieces: tuple[Piece, ...]
+    prompt_bytes: int
+    include_usage: bool
+    has_id_slot: bool
+
+
+def parse(body: bytes, wire: Wire) -> ParsedRequest:
+    """Reads a request body.
+
+    Raises GatewayError("invalid_json") if it is no JSON object, is nested too deeply to check, or holds a
+    top-level `model` or `stream` twice, however spelled.
+    """
+    spans = _spans(members(body))
+    view = memoryview(body)
+    fields = {name: view[start:end] for name, (start, end) in spans.items()}
+    model = text_of(bytes(fields["model"])) if "model" in fields else None
+    pieces = pieces_of(fields, wire)
+    return ParsedRequest(
+        model=model or None,
+        model_present="model" in fields and not equals(fields["model"], b"null"),
+        model_span=spans.get("model"),
+        stream=_stream(fields, wire),
+        permits=_permits(fields, wire),
+        max_tokens=_max_tokens(fields),
+        prompt_cache_key=_cache_key(fields),
+        pieces=pieces,
+        prompt_bytes=prompt_bytes_of(pieces),
+        include_usage=_include_usage(fields),
+        has_id_slot="id_slot" in fields,
+    )
+
+
+def replace_model(body: bytes, new_model: str, span: Span | None = None) -> bytes:
+    """The body with another value for its top-level `model`; every other byte stays.
+
+    `span`: ParsedRequest.model_span of this very body, if at hand. A body without a model comes back as it is.
+    """
+    if span is None:
+        span = _spans(members(body)).get("model")
+    if span is None:
+        return body
+    return b"".join((body[: span[0]], json.dumps(new_model).encode(), body[span[1] :]))
+
+
+def drop_top_level(body: bytes, name: bytes) -> bytes:
+    """The body without the top-level members of this name, each with exactly one comma."""
+    wanted = name.decode()
+    found = members(body)
+    for position in reversed(range(len(found))):
+        if found[position].name == wanted:
+            body = _cut(body, found, position)
+            del found[position]
+    return body
+
+
+def _cut(body: bytes, found: list[Member], position: int) -> bytes:
+    """Takes the comma after the member; for the last one, the comma before it."""
+    member = found[position]
+    if position + 1 < len(found):
+        return body[: member.start] + body[found[position + 1].start :]
+    if position:
+        return body[: found[position - 1].end] + body[member.end :]
+    return body[: member.start] + body[member.end :]
+
+
+def _spans(found: list[Member]) -> dict[str, Span]:
+    """Where each value stands. A repeated name has its last value, as every engine's parser sees it."""
+    spans = {member.name: (member.value, member.end) for member in found}
+    if len(spans) < len(found):
+        names = [member.name for member in found]
+        for name in _ONCE:
+            if names.count(name) > 1:
+                raise GatewayError(
+                    "invalid_json", f"The request body holds {name!r} twice.", param=name
+                )
+    return spans
+
+
+def _stream(fields: Mapping[str, memoryview], wire: Wire) -> bool:
+    """JSON true only; Ollama's native paths stream unless told not to."""
+    value = fields.get("stream")
+    if value is None or equals(value, b"null"):
+        return wire is Wire.OLLAMA_NDJSON
+    return equals(value, b"true")
+
+
+def _permits(fields: Mapping[str, memoryview], wire: Wire) -> int:
+    if wire in (Wire.CHAT, Wire.COMPLETIONS, Wire.NATIVE):
+        prompts = 1 if wire is Wire.CHAT else permits_of_prompt(fields.get("prompt"))
+        return min(prompts * max(_integer(fields.get("n")) or 1, 1), MOST_PERMITS)
+    return 1
+
+
+def _max_tokens(fields: Mapping[str, memoryview]) -> int | None:
+    """The first limit that says something; a negative one means none."""
+    for name in _LIMITS:
+        limit = _integer(fields.get(name))
+        if limit is not None:
+            return limit if limit >= 0 else None
+    options = fields.get("options")
+    limit = _integer(_inner(options, "num_predict")) if options is not None else None
+    return limit if limit is not None and limit >= 0 else None
+
+
+def _cache_key(fields: Mapping[str, memoryview]) -> str | None:
+    value = fields.get("prompt_cache_key")
+    if value is None or len(value) > LONGEST_CACHE_KEY:
+        return None
+    return text_of(bytes(value)) or None
+
+
+def _include_usage(fields: Mapping[str, memoryview]) -> bool:
+    options = fields.get("stream_options")
+    return options is not None and equals(_inner(options, "include_usage"), b"true")
+
+
+def _integer(value: memoryview | None) -> int | None:
+    """A JSON integer, at most MOST_PERMITS in size; None for anything else."""
+    if value is None or len(value) > 64:
+        return None
+    digits = bytes(value)
+    if not digits.removeprefix(b"-").isdigit():
+        return None
+    return max(-MOST_PERMITS, min(int(digits), MOST_PERMITS))
+
+
+class _Options(msgspec.Struct):
+    num_predict: msgspec.Raw = msgspec.Raw()
+    include_usage: msgspec.Raw = msgspec.Raw()
+
+
+_options = msgspec.json.Decoder(_Options).decode
+
+
+def _inner(value: memoryview, name: str) -> memoryview | None:
+    """One member of a small nested object; None if it has none or is no object."""
+    try:
+        raw = getattr(_options(value), name)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return memoryview(raw) if raw else None

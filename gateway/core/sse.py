@@ -1,0 +1,178 @@
+"""The tap on a stream: looks at the bytes on their way past and says what they were.
+
+Law of this file: the tap never alters, holds back or delays a byte, and never raises. What it cannot understand
+it counts as an event and otherwise ignores. Its answers do not depend on how the stream was split into reads.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gateway.core.figures import Timings, Usage
+from gateway.core.json_scan import tolerable
+from gateway.core.stream_blocks import Blocks, Cut
+from gateway.core.stream_typed import MessagesReader, ResponsesReader
+from gateway.core.stream_wires import NativeReader, OllamaReader, OpenAIReader, Reader
+from gateway.core.wire import Wire
+
+__all__ = ["Tap", "Timings", "Usage", "Wire"]
+
+_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+class Tap:
+    """Watches one streamed answer. One owner: the relay of that answer.
+
+    For Wire.JSON, whose answers are not streams of events, it stays quiet: no content, never terminal.
+    """
+
+    __slots__ = (
+        "_blocks",
+        "_read",
+        "_reader",
+        "_records",
+        "content_events",
+        "events",
+        "saw_id_field",
+    )
+
+    def __init__(self, wire: Wire) -> None:
+        self._records = wire is Wire.OLLAMA_NDJSON
+        self._reader = _reader(wire)
+        self._read = self._reader.read
+        self._blocks = Blocks(events=not self._records)
+        self.events = 0  # whole events seen; a block without data (a comment) is none
+        self.content_events = 0
+        self.saw_id_field = False  # an `id:` line: some clients then choke on blank comments
+
+    def feed(self, data: bytes) -> int:
+        """Look at one read. Returns how many content events it completed."""
+        blocks = self._blocks
+        # Nearly every read is one whole `data: {…}` line and its blank line.
+        if (
+            data.find(b"\n") == len(data) - 2
+            and data.startswith(b"data: {")
+            and data.endswith(b"\n\n")
+            and blocks.fresh
+            and b"\r" not in data
+            and not self._records
+        ):
+            content = int(self._event(data[6:-2], b""))
+        else:
+            content = sum(map(self._block, blocks.feed(data)))
+        self.content_events += content
+        return content
+
+    def finish(self) -> int:
+        """The stream ended cleanly: what came without a last blank line is looked at too."""
+        content = int(self._block(self._blocks.rest))
+        self.content_events += content
+        return content
+
+    @property
+    def at_boundary(self) -> bool:
+        """The last event is whole: an event or a comment may be inserted here."""
+        return self._blocks.at_boundary
+
+    @property
+    def saw_terminal(self) -> bool:
+        """The wire's own end was seen. An error seen before it (`saw_error`) outweighs it."""
+        return self._reader.terminal
+
+    @property
+    def saw_error(self) -> bool:
+        """The engine reported a failure inside the stream."""
+        return self._reader.error
+
+    @property
+    def complete(self) -> bool:
+        """The answer is whole: it ended as its wire ends, and no error was among it."""
+        return self._reader.terminal and not self._reader.error
+
+    @property
+    def usage(self) -> Usage | None:
+        """The last usage the engine stated, or what its timings amount to."""
+        return self._reader.usage
+
+    @property
+    def timings(self) -> Timings | None:
+        """The last llama-server timings."""
+        return self._reader.timings
+
+    def _block(self, block: bytes | Cut) -> bool:
+        if isinstance(block, Cut):
+            if block.head.startswith(b":"):  # an endless comment
+                return False
+            self.events += 1
+            return self._reader.skim(block, _name_of(block.head))
+        if self._records:
+            return bool(block.strip()) and self._event(block, b"")
+        if block.startswith(b"data:") and b"\n" not in block:
+            return self._event(block[5:], b"")
+        return self._fields(block)
+
+    def _fields(self, block: bytes) -> bool:
+        """A block of several lines (or without data), by the event stream grammar."""
+        data: list[bytes] = []
+        name = b""
+        for line in block.split(b"\n"):
+            field, _, value = line.partition(b":")
+            if field == b"data":
+                data.append(value)
+            elif field == b"event":
+                name = value.strip()
+            elif field == b"id":
+                self.saw_id_field = True
+            elif field == b"error":  # how old llama-server builds report one
+                self._reader.error = True
+        return bool(data) and self._event(b"\n".join(data), name)
+
+    def _event(self, payload: bytes, name: bytes) -> bool:
+        self.events += 1
+        try:
+            return self._read(payload, name)
+        except _UNREADABLE:
+            return self._second_look(payload, name)
+
+    def _second_look(self, payload: bytes, name: bytes) -> bool:
+        """What is no strict JSON of this wire: `[DONE]`, a character cut in half, NaN. Else: go quiet."""
+        if payload.strip() == b"[DONE]":
+            self._reader.done()
+            return False
+        try:
+            return self._read(tolerable(payload.decode("utf-8", "replace").encode()), name)
+        except _UNREADABLE:
+            return False
+
+
+class _Quiet(Reader):
+    """For answers that are no streams of events."""
+
+    __slots__ = ()
+    wire = Wire.JSON
+
+    def read(self, _payload: bytes, _name: bytes, /) -> bool:
+        return False
+
+    def skim(self, _cut: Cut, _name: bytes, /) -> bool:
+        return False
+
+
+def _reader(wire: Wire) -> Reader:
+    if wire in (Wire.CHAT, Wire.COMPLETIONS):
+        return OpenAIReader()
+    if wire is Wire.RESPONSES:
+        return ResponsesReader()
+    if wire is Wire.MESSAGES:
+        return MessagesReader()
+    if wire is Wire.OLLAMA_NDJSON:
+        return OllamaReader()
+    return NativeReader() if wire is Wire.NATIVE else _Quiet()
+
+
+def _name_of(head: bytes) -> bytes:
+    """The `event:` line of a block whose data is too long to keep."""
+    for line in head.split(b"\n")[:-1]:
+        if line.startswith(b"event:"):
+            return line[6:].strip()
+    return b""
