@@ -69,6 +69,7 @@ class EngineReport:
 
     engine: str
     state: State
+    age_s: float = 0.0  # how long ago its first question was asked when the report is delivered
     busy: bool = False  # the probe had no answer, but our streams show that the backend lives
     version: str | None = None
     models: tuple[Model, ...] | None = None
@@ -88,7 +89,7 @@ class EngineReport:
     generated_tokens: int | None = None  # counter
     incarnation: str | None = None  # another value: the process restarted, its caches are gone
     warnings: tuple[str, ...] = ()  # for people; one text per kind, without figures that move
-    capabilities: frozenset[str] = frozenset()  # API paths that it is known to serve
+    capabilities: frozenset[str] = frozenset()  # API paths it is known to serve; empty: not said
     documents: Mapping[str, Document] = field(default_factory=dict)  # native lists, whole, by path
 
 
