@@ -134,16 +134,19 @@ def _write(path: Path, keys: Sequence[Key]) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        if read_keys(Path(temporary)) != tuple(
-            keys
-        ):  # what we cannot read back must not replace it
-            raise AssertionError("the keys written are not the keys read back")
+        _read_back(Path(temporary), keys)
         Path(temporary).replace(target)
     except BaseException:
         with suppress(OSError):
             Path(temporary).unlink()
         raise
     _sync_folder(target.parent)
+
+
+def _read_back(written: Path, keys: Sequence[Key]) -> None:
+    """A file that we could not read ourselves must never replace one that we can."""
+    if read_keys(written) != tuple(keys):
+        raise AssertionError("the keys written are not the keys read back")
 
 
 def _keep_owner(target: Path, descriptor: int) -> None:

@@ -21,6 +21,7 @@ _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")
 _VARIABLE: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
 _MERGE: Final = "tag:yaml.org,2002:merge"
 _PLAIN_WORDS: Final = (
+    ("nesting depth", "it is nested too deep; is it the right file?"),
     ("tab", "there is a tab in the indentation; use spaces"),
     (
         "mapping values are not allowed",
@@ -81,13 +82,20 @@ def _documents(text: str, notes: Notes) -> list[Any]:
     try:
         return list(yaml.compose_all(text, Loader=_LOADER))
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        line = mark.line + 1 if mark else 0
+        line = _line_of(error)
         notes.wrong("", f"is not YAML: {_plainly(error, text, line)}", line)
     except RecursionError:
-        notes.wrong("", "is nested too deep; is it the right file?", 0)
+        notes.wrong("", "is not YAML: it is nested too deep; is it the right file?", 0)
     notes.raise_mistakes()
     return []
+
+
+def _line_of(error: yaml.MarkedYAMLError) -> int:
+    """Where the trouble shows; for quotes and brackets that are not closed, where they begin."""
+    mark = error.problem_mark or error.context_mark
+    if error.context and ("quoted" in error.context or "flow" in error.context):
+        mark = error.context_mark or mark
+    return mark.line + 1 if mark else 0
 
 
 def _plainly(error: yaml.MarkedYAMLError, text: str, line: int) -> str:
@@ -161,10 +169,12 @@ class _Reading:
         return None
 
     def _scalar(self, node: Any, path: str, line: int) -> Node:
+        known = len(self._notes.mistakes)
         value = self._value(node, path, line)
+        if len(self._notes.mistakes) > known:
+            return Unreadable(line)
         if self._environ is None or not isinstance(value, str) or "${" not in value:
             return Scalar(line, node.value, value)
-        known = len(self._notes.mistakes)
         text = _REFERENCE.sub(lambda match: self._expand(match, path, line), value)
         if len(self._notes.mistakes) > known:
             return Unreadable(line)

@@ -46,6 +46,8 @@ def model_id(text: str) -> str:
 
 def api_key(text: str) -> str:
     """A key that goes into a header: visible ASCII, so that it can smuggle nothing."""
+    if re.fullmatch(r"\$[A-Za-z_][A-Za-z0-9_]*", text):
+        raise Wrong(f"it names a variable without braces; write ${{{text[1:]}}}")
     if not _VISIBLE.fullmatch(text):
         raise Wrong(
             "it must be one word of visible ASCII characters, without spaces or line breaks"
@@ -142,11 +144,12 @@ def _url(text: str, schemes: tuple[str, ...], example: str) -> SplitResult:
         raise Wrong(
             f"is not a URL (empty, or it holds a space or an odd character); write {example}"
         )
-    scheme = text.partition("://")[0].lower() if "://" in text else ""
-    if scheme not in schemes:
-        raise Wrong(
-            f"does not begin with {' or '.join(f'{one}://' for one in schemes)}; write {example}"
-        )
+    scheme, found, _ = text.partition("://")
+    if not found and schemes[0] == "http" and re.fullmatch(r"[\w.-]+(:\d+)?(/\S*)?", text):
+        example = f"http://{text}"
+    if not found or scheme.lower() not in schemes:
+        begins = " or ".join(f"{one}://" for one in schemes)
+        raise Wrong(f"does not begin with {begins}; write {example}")
     parts = _guarded(lambda: urlsplit(text), f"is not a URL; write {example}")
     port = _guarded(lambda: parts.port, "has a wrong port; ports go from 1 to 65535")
     name = parts.hostname or ""

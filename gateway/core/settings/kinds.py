@@ -54,8 +54,9 @@ class Text:
         return {"type": "string", "examples": [self.example]}
 
     def _shown(self, node: Node, text: str) -> str:
-        """The text as people wrote it, unless it may hold a password (as user:password@host does)."""
-        if self.secret or self.quiet or "@" in text or not isinstance(node, Scalar):
+        """The text as people wrote it, unless it may hold a password (user:password@host, ?key=…)."""
+        hidden = self.secret or self.quiet or not text or "@" in text or "?" in text
+        if hidden or not isinstance(node, Scalar):
             return ""
         return f"{node.shown} "
 
@@ -76,7 +77,8 @@ class Flag:
                 return node.value
             if node.expanded and node.text.lower() in {"true", "false"}:
                 return node.text.lower() == "true"
-        return notes.wrong(path, f"{_found(node)}; write true or false")
+        bare = " without quotes" if _is_quoted(node, "true", "false") else ""
+        return notes.wrong(path, f"{_found(node)}; write true or false{bare}")
 
     def schema(self) -> Schema:
         return {"type": "boolean"}
@@ -117,7 +119,7 @@ class Number:
         unit = f" of {self.unit}" if self.unit else ""
         zero = f" (0: {self.zero})" if self.zero else ""
         auto = "auto or " if self.auto else ""
-        return f"{auto}{form}{unit} from {self.low:g} to {self.high:.12g}{zero}"
+        return f"{auto}{form}{unit} from {self.low:.15g} to {self.high:.15g}{zero}"
 
     def _unit_slip(self, node: Node) -> str:
         """`30s` and `"30"` are what people write first: say the very text that is right."""
@@ -130,7 +132,7 @@ class Number:
         amount = float(match[1]) * factor
         if not self.low <= amount <= self.high or (self.whole and amount != int(amount)):
             return f", for example {self.example}"
-        return f": {amount:.12g}"
+        return f": {amount:.15g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ class Choice:
         text = node.text if isinstance(node, Scalar) else ""
         if text in self.words:
             return text
-        near = get_close_matches(text.lower(), self.words, n=1, cutoff=0.5)
+        near = get_close_matches(text.lower(), self.words, n=1)
         hint = f"; did you mean `{near[0]}`?" if near else ""
         return notes.wrong(path, f"{_found(node)}; write one of {', '.join(self.words)}{hint}")
 
@@ -229,6 +231,10 @@ def is_blank(node: Node) -> bool:
 
 def _is_auto(node: Node) -> bool:
     return isinstance(node, Scalar) and node.text == "auto"
+
+
+def _is_quoted(node: Node, *words: str) -> bool:
+    return isinstance(node, Scalar) and isinstance(node.value, str) and node.text.lower() in words
 
 
 def _or_auto(schema: Schema, *, auto: bool) -> Schema:

@@ -14,6 +14,8 @@ from typing import Final, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
+_SHOWN: Final = 80  # characters of a wrong value: enough to know it again
+
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
@@ -27,7 +29,9 @@ class Scalar:
     @property
     def shown(self) -> str:
         """The value for a message to people; never one that came from the environment."""
-        return "the value from the environment" if self.expanded else f"`{self.text}`"
+        if self.expanded:
+            return "the value from the environment"
+        return f"`{self.text}`" if len(self.text) <= _SHOWN else f"`{self.text[:_SHOWN]}…`"
 
 
 @dataclass(frozen=True, slots=True)

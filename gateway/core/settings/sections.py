@@ -92,6 +92,7 @@ class Section:
                 )
             else:
                 first[name.text] = name.line
+                notes.seen(at, name.line)
                 if not is_blank(value):
                     yield name.text, value
 
@@ -125,6 +126,7 @@ class MapOf:
         for name, inner in node.entries:
             at = join(path, name.text)
             if self._is_name(name, at, notes) and name.text not in values:
+                notes.seen(at, name.line)
                 values[name.text] = read_at(self.kind, inner, at, notes)
             elif name.text in values:
                 notes.wrong(at, "is set twice; keep one", name.line)
