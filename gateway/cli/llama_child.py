@@ -37,7 +37,7 @@ def _run_wheel(options: argparse.Namespace) -> int:
     try:
         import xllamacpp  # noqa: PLC0415 - a heavy, optional package, wanted here only
     except ImportError as error:
-        reason, remedy = _why_not(error)
+        reason, remedy = why_not(error)
         say(reason=reason, remedy=remedy)
         return 1
     try:
@@ -74,7 +74,7 @@ def _params(xllamacpp: Any, options: argparse.Namespace) -> Any:
     return params
 
 
-def _why_not(error: ImportError) -> tuple[str, str]:
+def why_not(error: ImportError) -> tuple[str, str]:
     """What an ImportError of the wheel means."""
     text = str(error)
     if isinstance(error, ModuleNotFoundError) and error.name == "xllamacpp":
