@@ -137,7 +137,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """The whole file. `keyless` and `files` are the two questions that several parts ask of it."""
+    """The whole file. Its properties are the questions that several parts ask of it."""
 
     backends: tuple[Backend, ...]
     listen: Listen = Listen()
@@ -157,8 +157,13 @@ class Config:
 
     @property
     def keyless(self) -> bool:
-        """No key is asked of anybody: only ever true on a loopback address."""
-        return self.auth.anonymous or self.auth.keys_file is None
+        """No keys are configured at all, so nobody is asked for one: only on a loopback address."""
+        return self.auth.keys_file is None
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether a request without a key is refused. False only ever on a loopback address."""
+        return not self.keyless and not self.auth.anonymous
 
     @property
     def files(self) -> tuple[str, ...]:

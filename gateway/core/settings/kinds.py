@@ -81,7 +81,7 @@ class Flag:
         return notes.wrong(path, f"{_found(node)}; write true or false{bare}")
 
     def schema(self) -> Schema:
-        return {"type": "boolean"}
+        return _or_variable({"type": "boolean"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,8 @@ class Number:
 
     def schema(self) -> Schema:
         kind = "integer" if self.whole else "number"
-        return _or_auto({"type": kind, "minimum": self.low, "maximum": self.high}, auto=self.auto)
+        plain: Schema = {"type": kind, "minimum": self.low, "maximum": self.high}
+        return _or_variable(plain, auto=self.auto)
 
     def _wanted(self) -> str:
         form = "a whole number" if self.whole else "a plain number"
@@ -150,7 +151,7 @@ class Choice:
         return notes.wrong(path, f"{_found(node)}; write one of {', '.join(self.words)}{hint}")
 
     def schema(self) -> Schema:
-        return {"enum": list(self.words)}
+        return _or_variable({"enum": list(self.words)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ class ListOf:
     def schema(self) -> Schema:
         extra: Schema = {"minItems": self.lowest} if self.lowest else {}
         array: Schema = {"type": "array", "items": self.kind.schema(), **extra}
-        return _or_auto(array, auto=self.auto)
+        return {"anyOf": [{"const": "auto"}, array]} if self.auto else array
 
     def _as_list(self, node: Node) -> str:
         if isinstance(node, Scalar) and node.text and not node.expanded:
@@ -237,8 +238,10 @@ def _is_quoted(node: Node, *words: str) -> bool:
     return isinstance(node, Scalar) and isinstance(node.value, str) and node.text.lower() in words
 
 
-def _or_auto(schema: Schema, *, auto: bool) -> Schema:
-    return {"anyOf": [{"const": "auto"}, schema]} if auto else schema
+def _or_variable(plain: Schema, *, auto: bool = False) -> Schema:
+    """What an editor may find there: the value itself, `auto`, or an environment variable."""
+    choices = [plain, {"type": "string", "pattern": "^\\$\\{.+\\}$"}]
+    return {"anyOf": [{"const": "auto"}, *choices] if auto else choices}
 
 
 def _text(node: Node) -> str | None:

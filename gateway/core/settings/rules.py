@@ -148,7 +148,7 @@ def _cycle(start: str, models: Mapping[str, ModelAlias]) -> list[str]:
 def _exposure(config: Config, notes: Notes) -> None:
     """A gateway without keys is for its own machine alone, and not for the web pages shown on it."""
     for_all = "*" in config.cors.origins
-    if config.keyless and for_all:
+    if for_all and not config.needs_key:
         notes.wrong(
             "cors.origins",
             "`*` needs keys; name the origins, or make a key with `slotgate keys new`",

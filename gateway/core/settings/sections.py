@@ -42,7 +42,7 @@ class Section:
         }
         lacking = self._lacking(node, path, notes)
         good = {name: value for name, value in values.items() if value is not BROKEN}
-        if lacking or any(name not in good for name in self._required):
+        if lacking or any(name not in good for name in self.needed):
             return BROKEN
         built = (self.build or self.shape)(**good)
         notes.built(path, built)
@@ -59,12 +59,20 @@ class Section:
             "type": "object",
             "properties": properties,
             "additionalProperties": False,
-            **({"required": sorted(self._required)} if self._required else {}),
+            **({"required": sorted(self.needed)} if self.needed else {}),
         }
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(setting.name for setting in self.settings)
+
+    @property
+    def needed(self) -> frozenset[str]:
+        """The settings without which the section is not built."""
+        if self.required is not None:
+            return self.required
+        lone = (one for one in fields(self.shape) if one.default is MISSING)
+        return frozenset(one.name for one in lone if one.default_factory is MISSING)
 
     def default(self, name: str) -> object:
         """The default of a setting; None where there is none or where it is `auto`."""
@@ -72,13 +80,6 @@ class Section:
             if one.name == name:
                 return None if one.default is MISSING else one.default
         raise KeyError(name)
-
-    @property
-    def _required(self) -> frozenset[str]:
-        if self.required is not None:
-            return self.required
-        lone = (one for one in fields(self.shape) if one.default is MISSING)
-        return frozenset(one.name for one in lone if one.default_factory is MISSING)
 
     def _known(self, node: Entries, path: str, notes: Notes) -> Iterator[tuple[str, Node]]:
         first: dict[str, int] = {}
@@ -102,7 +103,7 @@ class Section:
 
     def _lacking(self, node: Entries, path: str, notes: Notes) -> bool:
         there = {name.text for name, value in node.entries if not is_blank(value)}
-        lacking = sorted(self._required - there)
+        lacking = sorted(self.needed - there)
         for name in lacking:
             kind = next(setting.kind for setting in self.settings if setting.name == name)
             example = getattr(kind, "example", "")
