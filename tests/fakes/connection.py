@@ -42,6 +42,7 @@ class Request:
     ended_at: float | None = None  # its execution ended, whatever way
     gone_at: float | None = None  # the peer left before we had finished answering
     gone_by: str | None = None  # "fin" or "rst"
+    status: int | None = None  # of our answer, if it was given by `begin` or `respond`
     answered: bool = False  # the script ran to its end
     sent: bytearray = field(default_factory=bytearray)  # body bytes of the answer
 
@@ -184,6 +185,8 @@ class Connection(asyncio.Protocol):
         version: str = "1.1",
     ) -> None:
         """Status line and headers; then `body` pieces and `end`."""
+        if self.request is not None:
+            self.request.status = status
         self._framing = framing
         self._close_after = framing == "close" or version == "1.0"
         pairs = [*self.engine.common_headers(), *headers]

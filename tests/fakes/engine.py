@@ -24,6 +24,7 @@ from tests.fakes import engine_kinds, generation
 from tests.fakes.behaviour import Behaviour
 from tests.fakes.connection import Connection, HeaderPairs, Request, Script
 from tests.fakes.engine_slots import Lease, Slots
+from tests.fakes.http_reader import FramingError
 from tests.fakes.intake import Intake, Rule
 
 
@@ -138,6 +139,11 @@ class FakeEngine:
         return self.intake.received
 
     @property
+    def bad_requests(self) -> list[FramingError]:
+        """What came and was not well-framed HTTP."""
+        return self.intake.bad_requests
+
+    @property
     def calls(self) -> Counter[str]:
         """How often each path was asked for."""
         return Counter(request.path for request in self.received)
@@ -154,7 +160,7 @@ class FakeEngine:
 
     @property
     def executions(self) -> int:
-        """How many requests began to run here."""
+        """How many requests began to run here (and were not answered with 429 or 503)."""
         return sum(self.executions_by_id.values())
 
     @property
@@ -248,6 +254,8 @@ class FakeEngine:
             lag_s = self.behaviour.cancel_lag_s
             raise
         finally:
+            if request.status in (429, 503):  # refused: it may run elsewhere
+                self.executions_by_id[request.id or ""] -= 1
             if lag_s:  # the slot stays busy, and inside, for a while
                 self._inside[lease] = permits
                 asyncio.get_running_loop().call_later(lag_s, self._give, lease)
