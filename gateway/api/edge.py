@@ -1,0 +1,350 @@
+"""The client side of the gateway: one TCP connection, from accept to the last byte.
+
+Laws of this file:
+- While the app works, reading goes on, so the client's leaving is seen at once; a FIN counts as leaving.
+- Whatever is refused here is answered in the client's own error form, and the client really receives it:
+  answer, FIN, then what is still coming is read and dropped for a while, then close.
+- Every state in which a client owes us something (a head, body bytes, room for an answer) has a deadline.
+
+`edge(settings)` gives the class that `uvicorn.Config(http=…)` wants. It is a protocol of its own and no
+subclass of uvicorn's, of which nothing but the constructor was left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
+
+from gateway.api import tcp
+from gateway.api.exchange import App, Exchange
+from gateway.api.reader import RequestReader
+from gateway.api.refusal import refusal
+from gateway.api.waiting import Outflow, Watch
+from gateway.core.errors import GatewayError
+
+if TYPE_CHECKING:
+    import uvicorn
+    from uvicorn.server import ServerState
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeSettings:
+    """Limits of one client connection, in bytes and seconds. A time of 0 means no limit."""
+
+    header_kib: int = 64  # request line and headers
+    header_count: int = 256
+    headers_s: float = 15.0  # from the first byte of a request to the end of its headers
+    body_silence_s: float = 30.0  # without a byte, while the app waits for the body
+    keepalive_s: float = 75.0  # an idle connection, also one that never sent anything
+    write_stall_s: float = 300.0  # a client that takes no byte of its answer
+    drain_bytes: int = 8 << 20  # read and dropped after an early answer…
+    drain_s: float = 5.0  # …for at most so long
+    backlog_bytes: int = 65536  # kept of what follows a request that is being answered
+    body_high_water: int = 262_144  # body bytes held before the app takes them
+
+
+def edge(settings: EdgeSettings) -> type[Edge]:
+    """The protocol class with these limits, for `uvicorn.Config(http=…)`."""
+    return type("Edge", (Edge,), {"settings": settings})
+
+
+class _Phase(Enum):
+    READING = "between requests, in a head or in a body (then there is an exchange)"
+    BUSY = "the request has arrived, its answer is not complete"
+    LINGER = "the last answer is out; what still comes is dropped"
+    CLOSED = "closing or closed"
+
+
+_READING, _BUSY, _LINGER, _CLOSED = _Phase
+
+
+class Edge(asyncio.Protocol):
+    """One client connection. Owns its reader, its watch, its backlog and the exchange in progress."""
+
+    settings: ClassVar[EdgeSettings] = EdgeSettings()
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        if not config.loaded:
+            config.load()
+        self.app = cast("App", config.loaded_app)
+        self.app_state = app_state
+        self.server_state = server_state
+        self.tasks = server_state.tasks
+        self.loop = _loop or asyncio.get_running_loop()
+        self.transport: asyncio.Transport = None  # type: ignore[assignment]  # until connection_made
+        settings = self.settings
+        self.reader = RequestReader(self, settings.header_kib << 10, settings.header_count)
+        self.exchange: Exchange | None = None
+        self.outflow = Outflow(self.loop)
+        self._watch: Watch = None  # type: ignore[assignment]  # until connection_made
+        self._phase = _READING
+        self._stopping = False
+        self._head_timed = False
+        self._backlog = b""  # raw bytes behind the request in progress
+        self._dropped = 0  # bytes read for nobody, since the answer
+        self._read_paused = False
+        self._unsent = 0
+
+    # -- what the transport calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        cast("set[object]", self.server_state.connections).add(self)
+        tcp.set_options(transport)
+        self._watch = Watch(self.loop, self.transport, self._expire, self.abort)
+        self._server = get_local_addr(self.transport)
+        self._client = get_remote_addr(self.transport)
+        self._scheme = "https" if is_ssl(self.transport) else "http"
+        self._rest()
+
+    def data_received(self, data: bytes) -> None:
+        phase = self._phase
+        if phase is _READING:
+            self._read(data)
+        elif phase is _BUSY:
+            self._backlog += data
+            if len(self._backlog) > self.settings.backlog_bytes:
+                self._pause_reading()
+        elif phase is _LINGER:
+            self._drop(len(data))
+
+    def eof_received(self) -> None:
+        """A FIN counts as leaving, a half-close too. The transport flushes and closes by itself."""
+        exchange = self.exchange
+        self._become_closed()
+        if exchange is not None:
+            exchange.leave()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        cast("set[object]", self.server_state.connections).discard(self)
+        exchange, self.exchange = self.exchange, None
+        self._phase = _CLOSED
+        self._backlog = b""
+        self.reader.close()
+        self._watch.stop()
+        if exchange is not None:
+            exchange.leave()
+        self.outflow.resume()
+
+    def pause_writing(self) -> None:
+        self.outflow.pause()
+        self._watch.stalled(self.settings.write_stall_s)
+
+    def resume_writing(self) -> None:
+        self._watch.flowing()
+        self.outflow.resume()
+
+    # -- what the reader calls
+
+    def on_request(self) -> None:
+        reader = self.reader
+        exchange = Exchange(
+            self,
+            is_head=reader.method == "HEAD",
+            takes_chunks=reader.version == "1.1",
+            keep_alive=reader.keep_alive and not self._stopping,
+            awaits_continue=reader.awaits_continue,
+        )
+        self.exchange = exchange
+        self._watch.nothing()
+        scope = reader.scope()
+        scope["scheme"] = self._scheme
+        scope["server"] = self._server
+        scope["client"] = self._client
+        scope["state"] = self.app_state.copy()
+        scope["extensions"] = {"slotgate.edge": exchange}
+        task = self.loop.create_task(exchange.run(self.app, scope))
+        exchange.task = task
+        self.tasks.add(task)
+
+    def on_request_body(self, data: bytes) -> None:
+        exchange = self.exchange
+        if exchange is None:
+            return
+        if exchange.complete:
+            self._drop(len(data))
+            return
+        exchange.feed(data)
+        if exchange.held > self.settings.body_high_water:
+            self._pause_reading()
+
+    def on_request_end(self) -> None:
+        exchange = self.exchange
+        if exchange is None:
+            return
+        if exchange.complete:
+            self._rest()  # answered early and now drained: the connection lives on
+            return
+        self._phase = _BUSY
+        self._watch.nothing()
+        exchange.end_body(self.loop.time())
+        self._resume_reading()  # to see the client leave
+
+    # -- what the exchange calls
+
+    def expect_body(self, exchange: Exchange) -> None:
+        """The app waits for body bytes that have not come."""
+        if exchange.awaits_continue:
+            exchange.awaits_continue = False
+            if not exchange.started:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._resume_reading()
+        self._watch.within(self.settings.body_silence_s)
+
+    def can_drain(self, exchange: Exchange) -> bool:
+        """Whether the connection can be kept when the answer begins before the whole body is here."""
+        return not exchange.awaits_continue and self.reader.body_left <= self.settings.drain_bytes
+
+    def answered(self, exchange: Exchange) -> None:
+        """The answer is complete."""
+        self.server_state.total_requests += 1
+        if not exchange.keep_alive:
+            self._linger()
+        elif self._phase is _BUSY:
+            self._rest()
+            self._resume_reading()
+            if self._backlog:
+                data, self._backlog = self._backlog, b""
+                self._read(data)
+        else:
+            self._dropped = 0
+            self._resume_reading()
+            self._watch.within(self.settings.drain_s)
+
+    def refuse(self, error: GatewayError) -> None:
+        """Answer the request that is arriving or in progress with an error, and close.
+
+        After the start of an answer nothing can be said any more, and the connection breaks instead.
+        """
+        exchange = self.exchange
+        if self._phase is _LINGER or self._phase is _CLOSED:
+            return
+        if exchange is None or not exchange.started:
+            is_head = exchange is not None and exchange.is_head
+            self.transport.write(refusal(error, self.reader.url, is_head=is_head))
+        if exchange is not None:
+            exchange.refusal = error
+        if exchange is not None and exchange.started and not exchange.complete:
+            self.abort()
+            return
+        self._linger()
+        if exchange is not None:
+            exchange.leave()
+
+    def abort(self) -> None:
+        """End the connection by RST."""
+        exchange = self.exchange
+        self._become_closed()
+        tcp.reset_on_close(self.transport)
+        self.transport.abort()
+        if exchange is not None:
+            exchange.leave()
+
+    # -- what the server calls
+
+    def shutdown(self) -> None:
+        """Close when idle, else after the answer in progress."""
+        self._stopping = True
+        if self.exchange is not None:
+            self.exchange.keep_alive = False
+        elif self._phase is _READING:
+            self._close()
+
+    # -- helpers: reading
+
+    def _read(self, data: bytes) -> None:
+        try:
+            used = self.reader.feed(data)
+        except GatewayError as error:
+            self.refuse(error)
+            return
+        if used < len(data):
+            self.data_received(data[used:])
+        elif self.exchange is None and self.reader.begun and not self._head_timed:
+            self._head_timed = True
+            self._watch.within(self.settings.headers_s)
+
+    def _drop(self, count: int) -> None:
+        self._dropped += count
+        if self._dropped > self.settings.drain_bytes:
+            self._close()
+
+    def _pause_reading(self) -> None:
+        if not self._read_paused:
+            self._read_paused = True
+            self.transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._read_paused:
+            self._read_paused = False
+            self.transport.resume_reading()
+
+    # -- helpers: phases
+
+    def _rest(self) -> None:
+        """Wait for the next request."""
+        self.exchange = None
+        self._phase = _READING
+        self._head_timed = False
+        self.reader.next()
+        self._watch.within(self.settings.keepalive_s)
+
+    def _linger(self) -> None:
+        """Send FIN and read on for a while: to close with unread bytes would be an RST, which eats the answer."""
+        has_all = self._phase is _BUSY
+        self._phase = _LINGER
+        self.exchange = None
+        self._backlog = b""
+        self._dropped = 0
+        if self.transport.is_closing():
+            return
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        elif has_all:  # TLS has no half-close
+            self._close()
+            return
+        self._resume_reading()
+        self._watch.within(self.settings.drain_s)
+
+    def _close(self) -> None:
+        self._become_closed()
+        self.transport.close()
+
+    def _become_closed(self) -> None:
+        """What is unsent has write_stall_s to get on."""
+        self._phase = _CLOSED
+        self.exchange = None
+        self._backlog = b""
+        self._unsent = self.transport.get_write_buffer_size()
+        self._watch.within(self.settings.write_stall_s or 300.0)
+
+    def _expire(self) -> None:
+        exchange = self.exchange
+        if self._phase is _CLOSED:
+            unsent = self.transport.get_write_buffer_size()
+            if unsent == 0 or unsent >= self._unsent:
+                self.abort()
+            else:
+                self._become_closed()
+        elif self._phase is _LINGER or (exchange is not None and exchange.complete):
+            self._close()
+        elif exchange is not None:
+            self.refuse(_timeout("The request body did not arrive", self.settings.body_silence_s))
+        elif self.reader.begun:
+            self.refuse(_timeout("The request headers did not arrive", self.settings.headers_s))
+        else:
+            self._close()
+
+
+def _timeout(what: str, seconds: float) -> GatewayError:
+    return GatewayError("request_timeout", f"{what} within {seconds:g} s.")

@@ -1,0 +1,48 @@
+"""An answer that the edge gives by itself, as bytes: the app has not seen the request, or failed at it."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Final
+from uuid import uuid4
+
+from gateway.core.errors import Family, GatewayError, body_of, headers_of, status_of
+
+_ANTHROPIC: Final = (b"/v1/messages", b"/messages")
+
+
+def _status_line(status: int) -> bytes:
+    try:
+        phrase = HTTPStatus(status).phrase
+    except ValueError:  # 529 and its like have no name
+        phrase = ""
+    return f"HTTP/1.1 {status} {phrase}\r\n".encode()
+
+
+STATUS_LINES: Final = {status: _status_line(status) for status in range(200, 600)}
+
+
+def refusal(error: GatewayError, target: bytes, *, is_head: bool = False) -> bytes:
+    """The whole response, which also says that the connection closes.
+
+    `target` is the request target as far as it is known: it decides in which family's form the error is.
+    """
+    family = _family(target)
+    request_id = f"req_{uuid4().hex}"
+    status = status_of(error, family)
+    body = body_of(error, family, request_id)
+    lines = [STATUS_LINES[status]]
+    lines += (b"%b: %b\r\n" % pair for pair in headers_of(error) if pair[0] != b"connection")
+    lines.append(b"x-request-id: %b\r\n" % request_id.encode())
+    if family is Family.ANTHROPIC:
+        lines.append(b"request-id: %b\r\n" % request_id.encode())
+    lines.append(b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body))
+    lines.append(b"connection: close\r\n\r\n")
+    return b"".join(lines) + (b"" if is_head else body)
+
+
+def _family(target: bytes) -> Family:
+    path = target.replace(b"//", b"/")
+    if path.startswith(_ANTHROPIC):
+        return Family.ANTHROPIC
+    return Family.OLLAMA if path.startswith(b"/api/") else Family.OPENAI
