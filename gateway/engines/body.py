@@ -18,23 +18,19 @@ _LONGEST_TEXT = 512
 
 
 def value_of(answer: Answer | None) -> Any:
-    """The JSON value of a 200 answer; None when it is anything else."""
-    return _decoded(answer) if answer is not None and answer.status == 200 else None
+    """The JSON value of a 200 answer; None when it is anything else, or was too long to read whole."""
+    if answer is None or answer.status != 200 or answer.cut:
+        return None
+    try:
+        return msgspec.json.decode(answer.body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None
 
 
 def document_of(answer: Answer | None) -> Document:
     """The JSON object of a 200 answer; empty when it is anything else."""
     value = value_of(answer)
     return value if isinstance(value, dict) else {}
-
-
-def error_text(answer: Answer | None) -> str:
-    """The message of an error answer, in any of the shapes that engines use; "" without one."""
-    value = _decoded(answer) if answer is not None else None
-    error = value.get("error", value.get("message")) if isinstance(value, dict) else None
-    if isinstance(error, dict):
-        error = error.get("message")
-    return error if isinstance(error, str) else ""
 
 
 def objects(value: Any) -> Iterator[Document]:
@@ -106,12 +102,3 @@ def owner(answer: Answer | None) -> str | None:
     """`owned_by` of the first model in the list: which software wrote it, more or less."""
     models = listed_models(answer)
     return text(models[0].document.get("owned_by")) if models else None
-
-
-def _decoded(answer: Answer) -> Any:
-    if answer.cut:
-        return None
-    try:
-        return msgspec.json.decode(answer.body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return None
