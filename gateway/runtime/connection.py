@@ -280,8 +280,7 @@ class Connection(asyncio.Protocol):
             while not response.ended and not response.failed:
                 data = self._sock.recv(HIGH_WATER)
                 if not data:
-                    response.feed_eof()
-                    break
+                    break  # not an end: the connection was reset, and the kernel has already said so
                 response.feed(data)
         except OSError:
             pass  # the reset itself, or nothing there: `_gone` tells it

@@ -167,7 +167,7 @@ class Response:
             self._on_transfer_encoding(value)
         elif name == b"content-length":
             self._on_content_length()
-        self.headers.append((name, value))
+        self.headers.append((name, value.rstrip(b" \t")))  # the parser strips the left side only
 
     def on_headers_complete(self) -> None:
         if self.head_done or self.failed or self._parser is None:
