@@ -26,6 +26,8 @@ from tests.fakes.connection import Connection, HeaderPairs, Request, Script
 from tests.fakes.engine_slots import Lease, Slots
 from tests.fakes.http_reader import FramingError
 from tests.fakes.intake import Intake, Rule
+from tests.fakes.occupancy import Occupancy
+from tests.fakes.running import slack
 
 
 @dataclass(eq=False)
@@ -38,14 +40,10 @@ class FakeEngine:
     behaviour: Behaviour = field(default_factory=Behaviour)
     host: str = "127.0.0.1"
     port: int = 0
-    receive_buffer: int | None = (
-        None  # SO_RCVBUF of accepted connections, for back-pressure towards us
-    )
+    receive_buffer: int | None = None  # SO_RCVBUF of what we accept, for back-pressure
 
     def __post_init__(self) -> None:
-        self.executions_by_id: Counter[str] = Counter()
-        self.peak = 0  # most requests on generation paths inside at one moment
-        self.peak_permits = 0  # the same, each counted as its slots
+        self.occupancy = Occupancy()
         self.loads: Counter[str] = Counter()  # how often each model was loaded
         self.wakes = 0
         self.swaps = 0
@@ -57,7 +55,6 @@ class FakeEngine:
         self.current_model: str | None = None
         self.places = Slots(self.slots, shared=self.kind in ("vllm", "sglang"))
         self.intake = Intake(self)
-        self._inside: dict[Request | Lease, int] = {}  # what is in here -> its permits
         self._server: asyncio.Server | None = None
         self._touched_at = time.monotonic()
 
@@ -164,9 +161,24 @@ class FakeEngine:
         return sum(self.executions_by_id.values())
 
     @property
+    def executions_by_id(self) -> Counter[str]:
+        """The same, by the x-request-id that came with them."""
+        return self.occupancy.executions_by_id
+
+    @property
+    def peak(self) -> int:
+        """Most requests on generation paths inside at one moment."""
+        return self.occupancy.peak
+
+    @property
+    def peak_permits(self) -> int:
+        """The same, each counted as the slots it takes."""
+        return self.occupancy.peak_permits
+
+    @property
     def inside(self) -> int:
         """Requests on generation paths in here now: running, waiting, or not yet noticed as left."""
-        return len(self._inside)
+        return len(self.occupancy.now)
 
     @property
     def running(self) -> int:
@@ -183,14 +195,12 @@ class FakeEngine:
     @property
     def asleep(self) -> bool:
         limit = self.behaviour.sleep_idle_s
-        return (
-            limit is not None and not self._inside and time.monotonic() - self._touched_at > limit
-        )
+        return limit is not None and not self.inside and time.monotonic() - self._touched_at > limit
 
     async def until(self, condition: object, within_s: float = 10) -> None:
         """Waits until `condition()` holds; fails with what it looked at when it does not in time."""
         assert callable(condition)
-        deadline = time.monotonic() + within_s
+        deadline = time.monotonic() + within_s * slack()
         while not condition():
             if time.monotonic() > deadline:
                 raise AssertionError(f"not within {within_s} s; {self!r}")
@@ -246,25 +256,26 @@ class FakeEngine:
         self.places.caching = self.behaviour.cached_tokens
         lease = await self.places.take(permits, prompt)
         lag_s = 0.0
+        request.started_at = time.monotonic()
+        self.occupancy.ran(request)
         try:
-            request.started_at = time.monotonic()
-            self.executions_by_id[request.id or ""] += 1
             yield lease
         except asyncio.CancelledError:
             lag_s = self.behaviour.cancel_lag_s
             raise
         finally:
             if request.status in (429, 503):  # refused: it may run elsewhere
-                self.executions_by_id[request.id or ""] -= 1
-            if lag_s:  # the slot stays busy, and inside, for a while
-                self._inside[lease] = permits
+                self.occupancy.ran(request, -1)
+            self.occupancy.leave(request)
+            if lag_s:
+                self.occupancy.enter(lease, permits, self.slots)
                 asyncio.get_running_loop().call_later(lag_s, self._give, lease)
             else:
                 self._give(lease)
 
     def abort_others(self, keep: Request) -> None:
         """What a model swap does to the requests that run."""
-        for request in [one for one in self._inside if isinstance(one, Request)]:
+        for request in self.occupancy.requests():
             if request is not keep:
                 request.connection.rst()
 
@@ -274,7 +285,8 @@ class FakeEngine:
             await (rule.script if rule else engine_kinds.answer)(connection)
             return
         permits, prompt = generation.cost_of(request)
-        self._enter(request, permits)
+        self.touch()
+        self.occupancy.enter(request, permits, self.slots)
         try:
             if rule is None:
                 await generation.answer(self, connection, permits, prompt)
@@ -284,24 +296,12 @@ class FakeEngine:
                 async with self.execution(request, min(permits, self.slots), prompt):
                     await rule.script(connection)
         finally:
-            self._inside.pop(request, None)
+            self.occupancy.leave(request)
             self.touch()
-
-    def _enter(self, request: Request, permits: int) -> None:
-        self._inside[request] = permits
-        self.touch()
-        if sum(self._inside.values()) <= self.slots:
-            self._count()
-        else:  # one that has just left may not be noticed yet: overlaps below 5 ms are the wire's
-            asyncio.get_running_loop().call_later(0.005, self._count)
-
-    def _count(self) -> None:
-        self.peak = max(self.peak, len(self._inside))
-        self.peak_permits = max(self.peak_permits, sum(self._inside.values()))
 
     def _give(self, lease: Lease) -> None:
         self.places.give(lease)
-        self._inside.pop(lease, None)
+        self.occupancy.leave(lease)
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -14,7 +14,7 @@ CHARS_PER_TOKEN = 4
 BLOCK_TOKENS = 16
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Slot:
     number: int
     text: str = ""
@@ -71,13 +71,21 @@ class Slots:
         for slot in lease.slots:
             slot.busy = False
             slot.decoded = 0
+        self._fit()
         self._wake()
 
     def resize(self, count: int) -> None:
         """More or fewer places; running ones stay until they end."""
-        self.places = [Slot(number) for number in range(count)]
+        new = range(len(self.places), count)
         self.count = count
+        self.places += [Slot(number) for number in new]
+        self._fit()
         self._wake()
+
+    def _fit(self) -> None:
+        for slot in [one for one in reversed(self.places) if not one.busy]:
+            if len(self.places) > self.count:
+                self.places.remove(slot)
 
     def forget(self) -> None:
         """As after a restart."""

@@ -1,0 +1,167 @@
+"""`slotgate demo` as a person runs it: it shows what it promises, ends by itself, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.engines.conftest import real_engine
+from tests.fakes.running import eventually, in_loop, run, slack
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.engine("llama-server")
+@in_loop
+async def test_the_demo_shows_tokens_affinity_refusals_and_figures_on_real_engines() -> None:
+    async with real_engine():
+        pass  # skips where none can run
+    status, said = await demo()
+    assert status == 0, said
+    assert "scripted" not in said
+    check_show(said)
+    assert engines_of(said) == []
+
+
+@in_loop
+async def test_without_a_real_engine_it_says_why_and_goes_on_with_a_scripted_one() -> None:
+    status, said = await demo(MODEL_GGUF="/no/such.gguf")
+    assert status == 0, said
+    assert "No real engine can run here. $MODEL_GGUF names /no/such.gguf" in said
+    assert said.count("scripted engine (no model") == 2
+    check_show(said)
+
+
+@pytest.mark.parametrize("seen", ["Starting", "engine-1", "You:", "at once", "served"])
+def test_ctrl_c_at_any_moment_leaves_nothing_behind(seen: str) -> None:
+    async def main() -> None:
+        process = await start(MODEL_GGUF="/no/such.gguf")
+        said = await read_until(process, seen)
+        children = children_of(process.pid)
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        said += (await process.stdout.read()).decode()
+        assert await process.wait() == 0, said
+        assert "nothing is left running" in said
+        assert "Traceback" not in said
+        await eventually(lambda: not any(map(is_running, children)))
+
+    run(main())
+
+
+@in_loop
+async def test_keep_stays_up_and_serves_until_it_is_told_to_end() -> None:
+    process = await start("--keep", MODEL_GGUF="/no/such.gguf")
+    said = await read_until(process, "any API key")
+    url = re.findall(r"base_url to (http://\S+)/v1", said)[0]
+    async with httpx2.AsyncClient(base_url=url, trust_env=False) as client:
+        assert (await client.get("/readyz")).status_code == 200
+    process.send_signal(signal.SIGTERM)
+    assert await process.wait() == 0
+
+
+@in_loop
+async def test_a_demo_that_was_killed_takes_its_engines_along() -> None:
+    process = await start("--keep", MODEL_GGUF="/no/such.gguf")
+    await read_until(process, "You:")
+    children = children_of(process.pid)
+    assert len(children) >= 2
+    process.kill()
+    await process.wait()
+    await eventually(lambda: not any(map(is_running, children)))
+
+
+def check_show(said: str) -> None:
+    """What a person must have seen."""
+    assert len(re.findall(r"engine-[12]: first token after \d+ ms, \d+ tokens", said)) == 2
+    again = re.search(r"went on at the same engine, (engine-\d) \(affinity: hit\)", said)
+    assert again is not None, said
+    cached = re.search(r"had (\d+) of its (\d+) prompt tokens in its cache", said)
+    assert cached is not None
+    assert int(cached[1]) > int(cached[2]) // 2
+    served, refused = (
+        int(re.findall(rf"(\d+) {word}", said)[0]) for word in ("were served", "got a 503")
+    )
+    assert (served, refused) == (8, 12), said
+    assert re.search(r"p99 \d+ ms\), with Retry-After between \d+ and \d+ s", said)
+    assert re.search(r"p95 time to first token \d+ ms, p95 between tokens \d+ ms", said)
+    assert "set base_url to http://127.0.0.1:" in said
+    assert "Traceback" not in said
+    assert "\x1b" not in said
+
+
+async def start(*arguments: str, **environ: str) -> asyncio.subprocess.Process:
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "gateway",
+        "demo",
+        *arguments,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **environ},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+async def demo(**environ: str) -> tuple[int, str]:
+    """Runs it to its end; its exit status and what it said."""
+    process = await start(**environ)
+    async with asyncio.timeout(100 * slack()):
+        said, _ = await process.communicate()
+    return process.returncode or 0, said.decode()
+
+
+async def read_until(process: asyncio.subprocess.Process, words: str) -> str:
+    assert process.stdout is not None
+    said = ""
+    async with asyncio.timeout(60 * slack()):
+        while words not in said:
+            piece = await process.stdout.read(4096)
+            assert piece, f"it ended before it said {words!r}:\n{said}"
+            said += piece.decode()
+    return said
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that this one started and that still run."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        fields = stat_of(entry)
+        if fields is not None and int(fields[1]) == pid:
+            found.append(int(entry.parent.name))
+    return found
+
+
+def is_running(pid: int) -> bool:
+    fields = stat_of(Path(f"/proc/{pid}/stat"))
+    return fields is not None and fields[0] != "Z"
+
+
+def engines_of(said: str) -> list[str]:
+    """The engines' addresses that still answer."""
+    return [url for url in re.findall(r"engine-\d  (http://\S+)", said) if _answers(url)]
+
+
+def _answers(url: str) -> bool:
+    try:
+        httpx2.get(f"{url}/health", trust_env=False, timeout=2)
+    except httpx2.HTTPError:
+        return False
+    return True
+
+
+def stat_of(path: Path) -> list[str] | None:
+    """State, parent and so on, from after the name; None when there is no such process."""
+    try:
+        return path.read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
