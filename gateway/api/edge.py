@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 
 from gateway.api import tcp
-from gateway.api.exchange import App, Exchange
+from gateway.api.cycle import App, Cycle
 from gateway.api.reader import RequestReader
 from gateway.api.refusal import refusal
 from gateway.api.waiting import Outflow, Watch
@@ -53,7 +53,7 @@ def edge(settings: EdgeSettings) -> type[Edge]:
 
 
 class _Phase(Enum):
-    READING = "between requests, in a head or in a body (then there is an exchange)"
+    READING = "between requests, in a head or in a body (then there is a cycle)"
     BUSY = "the request has arrived, its answer is not complete"
     LINGER = "the last answer is out; what still comes is dropped"
     CLOSED = "closing or closed"
@@ -63,7 +63,7 @@ _READING, _BUSY, _LINGER, _CLOSED = _Phase
 
 
 class Edge(asyncio.Protocol):
-    """One client connection. Owns its reader, its watch, its backlog and the exchange in progress."""
+    """One client connection. Owns its reader, its watch, its backlog and the cycle in progress."""
 
     settings: ClassVar[EdgeSettings] = EdgeSettings()
 
@@ -84,7 +84,7 @@ class Edge(asyncio.Protocol):
         self.transport: asyncio.Transport = None  # type: ignore[assignment]  # until connection_made
         settings = self.settings
         self.reader = RequestReader(self, settings.header_kib << 10, settings.header_count)
-        self.exchange: Exchange | None = None
+        self.cycle: Cycle | None = None
         self.outflow = Outflow(self.loop)
         self._watch: Watch = None  # type: ignore[assignment]  # until connection_made
         self._phase = _READING
@@ -120,25 +120,29 @@ class Edge(asyncio.Protocol):
 
     def eof_received(self) -> None:
         """A FIN counts as leaving, a half-close too. The transport flushes and closes by itself."""
-        exchange = self.exchange
+        cycle = self.cycle
         self._become_closed()
-        if exchange is not None:
-            exchange.leave()
+        if cycle is not None:
+            cycle.leave()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         cast("set[object]", self.server_state.connections).discard(self)
-        exchange, self.exchange = self.exchange, None
+        cycle, self.cycle = self.cycle, None
         self._phase = _CLOSED
         self._backlog = b""
         self.reader.close()
         self._watch.stop()
-        if exchange is not None:
-            exchange.leave()
+        if cycle is not None:
+            cycle.leave()
         self.outflow.resume()
 
     def pause_writing(self) -> None:
         self.outflow.pause()
         self._watch.stalled(self.settings.write_stall_s)
+
+    @property
+    def write_paused(self) -> bool:
+        return self.outflow.paused
 
     def resume_writing(self) -> None:
         self._watch.flowing()
@@ -148,67 +152,67 @@ class Edge(asyncio.Protocol):
 
     def on_request(self) -> None:
         reader = self.reader
-        exchange = Exchange(
+        cycle = Cycle(
             self,
             is_head=reader.method == "HEAD",
             takes_chunks=reader.version == "1.1",
             keep_alive=reader.keep_alive and not self._stopping,
             awaits_continue=reader.awaits_continue,
         )
-        self.exchange = exchange
+        self.cycle = cycle
         self._watch.nothing()
         scope = reader.scope()
         scope["scheme"] = self._scheme
         scope["server"] = self._server
         scope["client"] = self._client
         scope["state"] = self.app_state.copy()
-        scope["extensions"] = {"slotgate.edge": exchange}
-        task = self.loop.create_task(exchange.run(self.app, scope))
-        exchange.task = task
+        scope["extensions"] = {"slotgate.edge": cycle}
+        task = self.loop.create_task(cycle.run(self.app, scope))
+        cycle.task = task
         self.tasks.add(task)
 
     def on_request_body(self, data: bytes) -> None:
-        exchange = self.exchange
-        if exchange is None:
+        cycle = self.cycle
+        if cycle is None:
             return
-        if exchange.complete:
+        if cycle.complete:
             self._drop(len(data))
             return
-        exchange.feed(data)
-        if exchange.held > self.settings.body_high_water:
+        cycle.feed(data)
+        if cycle.held > self.settings.body_high_water:
             self._pause_reading()
 
     def on_request_end(self) -> None:
-        exchange = self.exchange
-        if exchange is None:
+        cycle = self.cycle
+        if cycle is None:
             return
-        if exchange.complete:
+        if cycle.complete:
             self._rest()  # answered early and now drained: the connection lives on
             return
         self._phase = _BUSY
         self._watch.nothing()
-        exchange.end_body(self.loop.time())
+        cycle.end_body(self.loop.time())
         self._resume_reading()  # to see the client leave
 
-    # -- what the exchange calls
+    # -- what the cycle calls
 
-    def expect_body(self, exchange: Exchange) -> None:
+    def expect_body(self, cycle: Cycle) -> None:
         """The app waits for body bytes that have not come."""
-        if exchange.awaits_continue:
-            exchange.awaits_continue = False
-            if not exchange.started:
+        if cycle.awaits_continue:
+            cycle.awaits_continue = False
+            if not cycle.started:
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._resume_reading()
         self._watch.within(self.settings.body_silence_s)
 
-    def can_drain(self, exchange: Exchange) -> bool:
+    def can_drain(self, cycle: Cycle) -> bool:
         """Whether the connection can be kept when the answer begins before the whole body is here."""
-        return not exchange.awaits_continue and self.reader.body_left <= self.settings.drain_bytes
+        return not cycle.awaits_continue and self.reader.body_left <= self.settings.drain_bytes
 
-    def answered(self, exchange: Exchange) -> None:
+    def answered(self, cycle: Cycle) -> None:
         """The answer is complete."""
         self.server_state.total_requests += 1
-        if not exchange.keep_alive:
+        if not cycle.keep_alive:
             self._linger()
         elif self._phase is _BUSY:
             self._rest()
@@ -226,37 +230,37 @@ class Edge(asyncio.Protocol):
 
         After the start of an answer nothing can be said any more, and the connection breaks instead.
         """
-        exchange = self.exchange
+        cycle = self.cycle
         if self._phase is _LINGER or self._phase is _CLOSED:
             return
-        if exchange is None or not exchange.started:
-            is_head = exchange is not None and exchange.is_head
+        if cycle is None or not cycle.started:
+            is_head = cycle is not None and cycle.is_head
             self.transport.write(refusal(error, self.reader.url, is_head=is_head))
-        if exchange is not None:
-            exchange.refusal = error
-        if exchange is not None and exchange.started and not exchange.complete:
+        if cycle is not None:
+            cycle.refusal = error
+        if cycle is not None and cycle.started and not cycle.complete:
             self.abort()
             return
         self._linger()
-        if exchange is not None:
-            exchange.leave()
+        if cycle is not None:
+            cycle.leave()
 
     def abort(self) -> None:
         """End the connection by RST."""
-        exchange = self.exchange
+        cycle = self.cycle
         self._become_closed()
         tcp.reset_on_close(self.transport)
         self.transport.abort()
-        if exchange is not None:
-            exchange.leave()
+        if cycle is not None:
+            cycle.leave()
 
     # -- what the server calls
 
     def shutdown(self) -> None:
         """Close when idle, else after the answer in progress."""
         self._stopping = True
-        if self.exchange is not None:
-            self.exchange.keep_alive = False
+        if self.cycle is not None:
+            self.cycle.keep_alive = False
         elif self._phase is _READING:
             self._close()
 
@@ -270,7 +274,7 @@ class Edge(asyncio.Protocol):
             return
         if used < len(data):
             self.data_received(data[used:])
-        elif self.exchange is None and self.reader.begun and not self._head_timed:
+        elif self.cycle is None and self.reader.begun and not self._head_timed:
             self._head_timed = True
             self._watch.within(self.settings.headers_s)
 
@@ -293,7 +297,7 @@ class Edge(asyncio.Protocol):
 
     def _rest(self) -> None:
         """Wait for the next request."""
-        self.exchange = None
+        self.cycle = None
         self._phase = _READING
         self._head_timed = False
         self.reader.next()
@@ -303,7 +307,7 @@ class Edge(asyncio.Protocol):
         """Send FIN and read on for a while: to close with unread bytes would be an RST, which eats the answer."""
         has_all = self._phase is _BUSY
         self._phase = _LINGER
-        self.exchange = None
+        self.cycle = None
         self._backlog = b""
         self._dropped = 0
         if self.transport.is_closing():
@@ -323,22 +327,22 @@ class Edge(asyncio.Protocol):
     def _become_closed(self) -> None:
         """What is unsent has write_stall_s to get on."""
         self._phase = _CLOSED
-        self.exchange = None
+        self.cycle = None
         self._backlog = b""
         self._unsent = self.transport.get_write_buffer_size()
         self._watch.within(self.settings.write_stall_s or 300.0)
 
     def _expire(self) -> None:
-        exchange = self.exchange
+        cycle = self.cycle
         if self._phase is _CLOSED:
             unsent = self.transport.get_write_buffer_size()
             if unsent == 0 or unsent >= self._unsent:
                 self.abort()
             else:
                 self._become_closed()
-        elif self._phase is _LINGER or (exchange is not None and exchange.complete):
+        elif self._phase is _LINGER or (cycle is not None and cycle.complete):
             self._close()
-        elif exchange is not None:
+        elif cycle is not None:
             self.refuse(_timeout("The request body did not arrive", self.settings.body_silence_s))
         elif self.reader.begun:
             self.refuse(_timeout("The request headers did not arrive", self.settings.headers_s))

@@ -7,8 +7,7 @@ from typing import Final
 from uuid import uuid4
 
 from gateway.core.errors import Family, GatewayError, body_of, headers_of, status_of
-
-_ANTHROPIC: Final = (b"/v1/messages", b"/messages")
+from gateway.core.routes import family_of, normal
 
 
 def _status_line(status: int) -> bytes:
@@ -27,7 +26,7 @@ def refusal(error: GatewayError, target: bytes, *, is_head: bool = False) -> byt
 
     `target` is the request target as far as it is known: it decides in which family's form the error is.
     """
-    family = _family(target)
+    family = family_of(normal(target.partition(b"?")[0].decode("latin-1")))
     request_id = f"req_{uuid4().hex}"
     status = status_of(error, family)
     body = body_of(error, family, request_id)
@@ -39,10 +38,3 @@ def refusal(error: GatewayError, target: bytes, *, is_head: bool = False) -> byt
     lines.append(b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body))
     lines.append(b"connection: close\r\n\r\n")
     return b"".join(lines) + (b"" if is_head else body)
-
-
-def _family(target: bytes) -> Family:
-    path = target.replace(b"//", b"/")
-    if path.startswith(_ANTHROPIC):
-        return Family.ANTHROPIC
-    return Family.OLLAMA if path.startswith(b"/api/") else Family.OPENAI

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import resource
 import signal
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import uvicorn
@@ -22,7 +23,8 @@ from uvicorn.server import ServerState
 from gateway.api.edge import Edge, EdgeSettings, edge
 
 if TYPE_CHECKING:
-    from gateway.api.exchange import App
+    from gateway.api.cycle import App
+    from gateway.core.config import Tls
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _BACKLOG: Final = 4096
@@ -31,32 +33,25 @@ _PARTING_S: Final = 1.0  # for answers already given to reach clients that are s
 _log = logging.getLogger("slotgate.server")
 
 
-class StartupError(Exception):
+class StartupError(OSError):
     """The address cannot be listened on, or the app did not start. The text is for the operator."""
 
 
 class Server:
-    """Serves one app on one address. Owns the listening socket and the client connections."""
+    """Serves one app on one address. Owns the listening socket, the client connections and the signals."""
 
     def __init__(
-        self,
-        app: App,
-        settings: EdgeSettings,
-        *,
-        host: str,
-        port: int,
-        tls: tuple[str, str] | None = None,
+        self, app: App, settings: EdgeSettings, *, host: str, port: int, tls: Tls | None = None
     ) -> None:
-        """`port` 0 takes a free one. `tls`: paths of certificate chain and key."""
-        cert, key = tls or (None, None)
+        """`port` 0 takes a free one."""
         self._config = uvicorn.Config(
             cast("Any", app),
             http=edge(settings),
             ws="none",
             host=host,
             port=port,
-            ssl_certfile=cert,
-            ssl_keyfile=key,
+            ssl_certfile=tls.cert if tls else None,
+            ssl_keyfile=tls.key if tls else None,
             interface="asgi3",
             server_header=False,
             date_header=False,
@@ -66,19 +61,22 @@ class Server:
         )
         self._state = ServerState()
         self._listener: asyncio.Server | None = None
+        self._signals = 0
+        self._second = asyncio.Event()
         self.port = port
 
     @property
     def tls_context(self) -> ssl.SSLContext | None:
-        """For new certificates: `load_cert_chain` on it counts from the next connection on."""
+        """For new certificates: what `load_cert_chain` gives it counts from the next connection on."""
         return self._config.ssl
 
     @property
     def connections(self) -> int:
+        """Client connections that are open."""
         return len(self._state.connections)
 
     async def start(self) -> None:
-        """Start the app, then listen. `port` is the real one afterwards. Raises StartupError."""
+        """Start the app, then listen; `port` is the real one afterwards. Raises StartupError."""
         config = self._config
         config.load()
         _raise_file_limit()
@@ -98,25 +96,51 @@ class Server:
             ) from error
         self.port = self._listener.sockets[0].getsockname()[1]
 
-    async def stop(self, *, at_once: bool = False) -> None:
+    async def until_signalled(self, drain: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Serve until the first SIGTERM or SIGINT and its `drain`, or until a second signal.
+
+        `drain` runs while the server goes on listening. A second signal, also after this has returned,
+        breaks every connection and ends the process with status 0, two seconds later at the latest. To be
+        called in the main thread, once, by a process that ends then.
+        """
+        loop = asyncio.get_running_loop()
+        first = asyncio.Event()
+
+        def on_signal() -> None:
+            self._signals += 1
+            first.set()
+            if self._signals == 2:
+                self._break_off()
+
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, on_signal)
+        await first.wait()
+        draining = loop.create_task(drain())
+        second = loop.create_task(self._second.wait())
+        await asyncio.wait({draining, second}, return_when=asyncio.FIRST_COMPLETED)
+        await _ended(second)
+        await _ended(draining)
+
+    async def stop(self) -> None:
         """Stop listening, close idle connections, and break what is still at work a second later.
 
-        Wait for running requests before. `at_once` gives nobody that second.
+        Wait for running requests before: see `until_signalled`.
         """
         if self._listener is not None:
             self._listener.close()
         for connection in self._edges():
             connection.shutdown()
-        if not at_once:
-            await self._until_gone(_PARTING_S)
+        await self._until_gone()
         for connection in self._edges():
             connection.abort()
         for task in list(self._state.tasks):
             task.cancel()
-        await self._until_gone(_PARTING_S)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_PARTING_S if at_once else None):
-                await self._lifespan.shutdown()
+        await self._until_gone()
+        await self._lifespan.shutdown()
+        if (
+            self._signals
+        ):  # the loop forgets its handlers when it closes: a late signal would kill us
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
     def _connection(self) -> Edge:
         return cast(
@@ -131,71 +155,19 @@ class Server:
     def _edges(self) -> list[Edge]:
         return cast("list[Edge]", list(self._state.connections))
 
-    async def _until_gone(self, for_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        end = loop.time() + for_s
-        while (self._state.connections or self._state.tasks) and loop.time() < end:  # noqa: ASYNC110
+    def _break_off(self) -> None:
+        """Exit now: whoever is still connected sees a broken connection, never a clean end."""
+        self._second.set()
+        for connection in self._edges():
+            connection.abort()
+        asyncio.get_running_loop().call_later(_PARTING_S * 2, os._exit, 0)
+
+    async def _until_gone(self) -> None:
+        """Until connections and requests are gone, for a second at most."""
+        state, loop = self._state, asyncio.get_running_loop()
+        end = loop.time() + _PARTING_S
+        while (state.connections or state.tasks) and loop.time() < end:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-
-
-@contextlib.asynccontextmanager
-async def serving(server: Server) -> AsyncIterator[Server]:
-    """The server from start to stop, without signals: for tests and the demo."""
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.stop()
-
-
-async def serve(
-    server: Server,
-    *,
-    on_ready: Callable[[], object],
-    on_drain: Callable[[], Coroutine[Any, Any, object]],
-) -> None:
-    """Run until told to stop. `on_ready` is called when `server.port` takes connections.
-
-    At the first SIGTERM or SIGINT `on_drain` is awaited while the server goes on listening; at the second it
-    is cancelled and every connection breaks. Raises StartupError. For the main thread only, and for a
-    process that ends then: both signals stay blocked afterwards, so that a late one cannot spoil the status.
-    """
-    loop = asyncio.get_running_loop()
-    first, second = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (second if first.is_set() else first).set()
-
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, on_signal)
-    await server.start()
-    on_ready()
-    await first.wait()
-    draining = loop.create_task(on_drain())
-    hurry = loop.create_task(second.wait())
-    await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
-    await _ended(draining)
-    stopping = loop.create_task(server.stop(at_once=second.is_set()))
-    await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
-    if not stopping.done():
-        stopping.cancel()
-        await server.stop(at_once=True)
-    await _ended(hurry)
-    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine on the fastest event loop there is."""
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(main)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    try:
-        import uvloop  # noqa: PLC0415  # not on every platform
-    except ImportError:
-        return asyncio.new_event_loop
-    return cast("Callable[[], asyncio.AbstractEventLoop]", uvloop.new_event_loop)
 
 
 async def _ended(task: asyncio.Task[Any]) -> None:

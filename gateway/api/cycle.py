@@ -30,8 +30,8 @@ _OURS: Final = frozenset(
 _log = logging.getLogger("slotgate.edge")
 
 
-class Exchange:
-    """A request in progress. Owned by its Edge; the app sees it as scope["extensions"]["slotgate.edge"].
+class Cycle:
+    """A request in progress and its answer. Owned by its Edge; the app sees it as scope["extensions"]["slotgate.edge"].
 
     For the app: `gone` (the client left, or `abort` was called, before the answer was complete),
     `refusal` (why the edge itself answered instead of the app: a broken or silent body; then `gone` too),
@@ -154,6 +154,11 @@ class Exchange:
 
     # -- for the app: the same without messages
 
+    @property
+    def write_paused(self) -> bool:
+        """Whether the client is behind: `writable` would wait."""
+        return self._outflow.paused
+
     async def writable(self) -> None:
         """Wait until the client takes bytes again. Returns at once when it has left."""
         await self._outflow.room()
@@ -209,7 +214,7 @@ class Exchange:
     # -- for the edge
 
     async def run(self, app: App, scope: MutableMapping[str, Any]) -> None:
-        """Call the app and see to it that the exchange has an end, whatever the app does."""
+        """Call the app and see to it that the cycle has an end, whatever the app does."""
         try:
             if not self.gone:  # else refused before the task could begin
                 await app(scope, self.receive, self.send)
@@ -298,7 +303,7 @@ class Exchange:
         self.edge.answered(self)
 
     def _fail(self, error: GatewayError) -> None:
-        """End an exchange whose app is done without having ended it."""
+        """End a cycle whose app is done without having ended it."""
         if self.gone or self.complete:
             return
         self._callback = None
