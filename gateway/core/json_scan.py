@@ -8,29 +8,30 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from gateway.core.errors import GatewayError
 
 MOST_MEMBERS: Final = 1024  # at the top level; no API has a tenth of it
-MANY_COMMAS: Final = (
-    50_000  # more may mean millions of tiny elements: then nothing is listed one by one
-)
-SMALL: Final = 256 * 1024  # bytes: too few for the elements in it to matter
+MANY_COMMAS: Final = 50_000  # more may mean millions of tiny elements: none is listed one by one
+SMALL: Final = 64 * 1024  # bytes: too few for the elements in it to matter
+MOST_PATCHES: Final = 100_000  # of a kind; a body with more oddities than that is refused
+
+Span: TypeAlias = tuple[int, int]
+Value: TypeAlias = msgspec.Raw | memoryview  # the bytes of one JSON value, not copied
 
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+_WS: Final = rb"[ \t\r\n]*+"
 _KEY = re.compile(
-    rb'[ \t\r\n]*+[{,][ \t\r\n]*+("[^"\\]*+(?:\\.[^"\\]*+)*+")[ \t\r\n]*+:[ \t\r\n]*+'
+    _WS + rb"[{,]" + _WS + rb'("[^"\\]*+(?:\\.[^"\\]*+)*+")' + _WS + rb":" + _WS, re.DOTALL
 )
 _AFTER: Final = (b",", b"}", b" ", b"\n", b"\r", b"\t")
 _TRAILING = re.compile(r"trailing characters \(byte (\d+)\)")
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """One top-level member: where its `"key"` begins, and where its value begins and ends."""
 
     name: str
@@ -39,14 +40,48 @@ class Member:
     end: int
 
 
-class _Anything(msgspec.Struct):
-    """Checks that a body is a JSON object and keeps nothing of it."""
+class TopLevel(NamedTuple):
+    """The top level of a body. `few`: what `few_elements` says of it."""
+
+    values: dict[str, Value]
+    few: bool
+    model: Span | None  # where the value of `model` stands
 
 
-_any_object = msgspec.json.Decoder(_Anything).decode
-_some_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+# The members that are large: measured in the one pass that checks a body, where it has too many to list.
+_Large = msgspec.defstruct(
+    "_Large",
+    [
+        (name, msgspec.Raw, msgspec.Raw())
+        for name in ("messages", "input", "prompt", "tools", "system", "context", "documents")
+    ],
+)
+_large_members = msgspec.json.Decoder(_Large).decode
+_all_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _strict_text = msgspec.json.Decoder(str).decode
 _one_value = msgspec.json.Decoder(msgspec.Raw).decode
+
+
+def top_level(body: bytes, *, once: tuple[str, ...]) -> TopLevel:
+    """The top-level values by name. A repeated name has its last value, as every engine's parser sees it.
+
+    Raises GatewayError("invalid_json") as `members` does, and if a name of `once` is repeated.
+    """
+    few = few_elements(body)
+    sound, lengths = _measured(body, few=few)
+    if few and sound is body and (space := _usual_space(body, lengths)) is not None:
+        return TopLevel(lengths, few, _model_span(lengths, space))  # type: ignore[arg-type]
+    found = _walk(sound, lengths)
+    spans = {member.name: (member.value, member.end) for member in found}
+    if len(spans) < len(found):
+        names = [member.name for member in found]
+        for name in once:
+            if names.count(name) > 1:
+                message = f"The request body holds {name!r} twice."
+                raise GatewayError("invalid_json", message, param=name)
+    view = memoryview(body)  # not of the sound copy: what is read must be the client's own
+    values: dict[str, Value] = {name: view[start:end] for name, (start, end) in spans.items()}
+    return TopLevel(values, few, spans.get("model"))
 
 
 def members(body: bytes) -> list[Member]:
@@ -55,16 +90,7 @@ def members(body: bytes) -> list[Member]:
     Raises GatewayError("invalid_json") if the body is not one JSON object, is nested too deeply, or has more
     than MOST_MEMBERS members. Lone surrogates and NaN are let through: they are the engine's to judge.
     """
-    try:
-        return _walk(body)
-    except _UNREADABLE as strict:
-        patched = tolerable(body)
-        if patched == body:
-            raise invalid(strict) from None
-    try:
-        return _walk(patched)
-    except _UNREADABLE as error:
-        raise invalid(error) from None
+    return _walk(*_measured(body, few=few_elements(body)))
 
 
 def tolerable(data: bytes) -> bytes:
@@ -79,7 +105,7 @@ def tolerable(data: bytes) -> bytes:
         (b"\\ud", b"\\u0"),
         (b"\\uD", b"\\u0"),
     ):
-        data = data.replace(odd, even)
+        data = data.replace(odd, even, MOST_PATCHES)
     return data
 
 
@@ -88,64 +114,99 @@ def few_elements(data: bytes) -> bool:
     return len(data) <= SMALL or data.count(b",") <= MANY_COMMAS
 
 
-def equals(value: memoryview | None, literal: bytes) -> bool:
+def equals(value: Value | None, literal: bytes) -> bool:
     """True if the value is written just so."""
     return value is not None and len(value) == len(literal) and bytes(value) == literal
 
 
-def invalid(error: Exception) -> GatewayError:
-    """The 400 for a body that is not a JSON object, with the parser's reason and never a byte of the body."""
-    if isinstance(error, RecursionError):
-        return GatewayError("invalid_json", "The request body is nested too deeply.")
-    if isinstance(error, msgspec.ValidationError):
-        return GatewayError("invalid_json", "The request body must be a JSON object.")
-    reason = str(error) if isinstance(error, msgspec.DecodeError) else "not valid UTF-8"
-    return GatewayError("invalid_json", f"The request body is not valid JSON: {reason}.")
-
-
-def text_of(value: bytes) -> str | None:
+def text_of(value: Value) -> str | None:
     """The string that these JSON bytes are, lone surrogates replaced; None if they are something else."""
     try:
         return _strict_text(value)
-    except msgspec.MsgspecError:
+    except _UNREADABLE:
         pass
-    if value[:1] != b'"':
-        return None
     try:
-        text = str(json.loads(value))
+        text = json.loads(bytes(value))
     except ValueError:
+        return None
+    if not isinstance(text, str):
         return None
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def _walk(body: bytes) -> list[Member]:
-    """Steps from key to key. The values' lengths come from one pass of msgspec over the whole body.
+def _measured(body: bytes, *, few: bool) -> tuple[bytes, dict[str, msgspec.Raw]]:
+    """The body (or the copy of it that is strict JSON), and its values by name, in one pass.
 
-    Where a name is repeated, msgspec keeps only its last value: the other one is measured by itself.
+    Not `few`: only the values that are large. A repeated name has its last value.
     """
-    if few_elements(body):
-        lengths = _some_members(body)
-    else:
-        _any_object(body)
-        lengths = {}
+    decode = _all_members if few else _large_of
+    try:
+        return body, decode(body)
+    except _UNREADABLE as strict:
+        patched = tolerable(body)
+        if patched == body:
+            raise _invalid(strict) from None
+    try:
+        return patched, decode(patched)
+    except _UNREADABLE as error:
+        raise _invalid(error) from None
+
+
+def _large_of(body: bytes) -> dict[str, msgspec.Raw]:
+    return msgspec.structs.asdict(_large_members(body))
+
+
+def _usual_space(body: bytes, values: dict[str, msgspec.Raw]) -> int | None:
+    """How many spaces follow each colon and comma, 0 or 1, if that is all there is and no name is repeated.
+
+    A repeated name is one that msgspec reports once: its bytes are missing from the sum of the members. So
+    without whitespace the right length proves that nothing is repeated; with it, the bytes must be compared.
+    """
+    least = sum(map(len, values)) + sum(map(len, values.values())) + 4 * len(values) + 1
+    if len(body) == least:
+        return 0
+    if len(body) != least + 2 * len(values) - 1 or len(body) > SMALL:
+        return None
+    spaced = b", ".join([b'"%b": %b' % (name.encode(), raw) for name, raw in values.items()])
+    return 1 if body[1:-1] == spaced else None
+
+
+def _model_span(values: dict[str, msgspec.Raw], space: int) -> Span | None:
+    at = 1
+    for name, raw in values.items():
+        at += len(name) + 3 + space
+        if name == "model":
+            return at, at + len(raw)
+        at += len(raw) + 1 + space
+    return None
+
+
+def _walk(body: bytes, lengths: dict[str, msgspec.Raw]) -> list[Member]:
+    """Steps from key to key of a body known to be sound, past the values that `_measured` found.
+
+    The values it did not keep (repeated names, small ones in a body of very many) are measured one by one.
+    """
     found: list[Member] = []
     at = 0
     while match := _KEY.match(body, at):
         if len(found) == MOST_MEMBERS:
-            raise GatewayError(
-                "invalid_json", f"The request body has more than {MOST_MEMBERS} members."
-            )
+            message = f"The request body has more than {MOST_MEMBERS} members."
+            raise GatewayError("invalid_json", message)
         key = match.group(1)
-        name = key[1:-1].decode() if b"\\" not in key else str(json.loads(key))
+        name = key[1:-1].decode("utf-8", "replace") if b"\\" not in key else _unescaped(key)
         value = match.end()
         at = _end_of_known(body, value, lengths.get(name)) or _end_of_value(body, value)
         found.append(Member(name, match.start(1), value, at))
     return found
 
 
+def _unescaped(key: bytes) -> str:
+    return str(json.loads(key.decode("utf-8", "replace")))
+
+
 def _end_of_known(body: bytes, start: int, raw: msgspec.Raw | None) -> int | None:
     """Where the value ends, if it is this one. `1` also begins `12`, so what follows is looked at too."""
-    if raw is None or not body.startswith(raw, start):
+    if not raw or not body.startswith(raw, start):
         return None
     end = start + len(raw)
     return end if body[end : end + 1] in _AFTER else None
@@ -164,7 +225,15 @@ def _end_of_value(body: bytes, start: int) -> int:
         if found is None:
             raise
         end = start + int(found.group(1)) - 1
-        while body[end - 1] in b" \t\r\n":
-            end -= 1
-        return end
+        return start + len(body[start:end].rstrip(b" \t\r\n"))
     return len(body)
+
+
+def _invalid(error: Exception) -> GatewayError:
+    """The 400 for a body that is not a JSON object, with the parser's reason and never a byte of the body."""
+    if isinstance(error, RecursionError):
+        return GatewayError("invalid_json", "The request body is nested too deeply.")
+    if isinstance(error, msgspec.ValidationError):
+        return GatewayError("invalid_json", "The request body must be a JSON object.")
+    reason = str(error) if isinstance(error, msgspec.DecodeError) else "not valid UTF-8"
+    return GatewayError("invalid_json", f"The request body is not valid JSON: {reason}.")

@@ -12,12 +12,13 @@ from typing import Final
 
 import msgspec
 
-from gateway.core.json_scan import equals, few_elements
+from gateway.core.json_scan import Value, equals
 from gateway.core.wire import Wire
 
 IMAGE_BYTES: Final = 4096  # what an inline image or file counts: about a thousand tokens
-LARGE_PIECE: Final = 16 * 1024  # bytes: smaller pieces are not searched for inline data
-MOST_IMAGES: Final = 256  # searched for in one request
+LARGE_PIECE: Final = 16 * 1024  # bytes: smaller pieces are not probed for inline data
+PROBE_EVERY: Final = 4096  # bytes
+MOST_PIECES: Final = 4096  # a longer list stays one piece
 
 Piece = memoryview
 
@@ -39,36 +40,34 @@ _ORDER: Final[Mapping[Wire, tuple[tuple[str, ...], str, tuple[str, ...]]]] = {
         ("input", "query", "documents", "prompt", "content", "text_1", "text_2"),
     ),
 }
-_INLINE: Final = (b";base64,", b'"data":"', b'"data": "', b'"images":["', b'"images": ["')
+_BASE64 = re.compile(rb"[A-Za-z0-9+/=]{256}")  # 256 in a row: no prose, no hash, no minified code
 _FIRST_ELEMENT = re.compile(rb"\[[ \t\r\n]*+(.)", re.DOTALL)
 _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
-def pieces_of(fields: Mapping[str, memoryview], wire: Wire) -> tuple[Piece, ...]:
-    """The prompt, as the raw JSON values it consists of. Empty and null members are left out."""
+def pieces_of(fields: Mapping[str, Value], wire: Wire, *, few: bool) -> tuple[Piece, ...]:
+    """The prompt, as the raw JSON values it consists of. Empty and null members are left out.
+
+    `few`: what `few_elements` says of the body; without it, no list is taken apart.
+    """
     before, sequence, after = _ORDER[wire]
     pieces = list(_present(fields, before))
     listed = fields.get(sequence)
     if listed is not None:
-        pieces += _listed(listed)
+        pieces += _listed(listed, few=few)
     pieces += _present(fields, after)
     return tuple(pieces)
 
 
 def prompt_bytes_of(pieces: tuple[Piece, ...]) -> int:
-    """The size of the prompt in bytes, with each inline image or file counted as IMAGE_BYTES."""
-    total = 0
-    left = MOST_IMAGES
-    for piece in pieces:
-        total += len(piece)
-        if len(piece) >= LARGE_PIECE and left:
-            inline, images = _inline(bytes(piece), left)
-            total += images * IMAGE_BYTES - inline
-            left -= images
+    """The size of the prompt in bytes, with each inline image or file counted as about IMAGE_BYTES."""
+    total = sum(map(len, pieces))
+    if total >= LARGE_PIECE:
+        total -= sum(_inline(piece) for piece in pieces if len(piece) >= LARGE_PIECE)
     return total
 
 
-def permits_of_prompt(prompt: memoryview | None) -> int:
+def permits_of_prompt(prompt: Value | None, *, few: bool) -> int:
     """How many sequences a completions `prompt` starts: one for a text or a list of tokens, else one an element.
 
     llama-server reads a list that mixes texts and tokens as one prompt.
@@ -76,50 +75,49 @@ def permits_of_prompt(prompt: memoryview | None) -> int:
     first = _FIRST_ELEMENT.match(prompt) if prompt is not None else None
     if prompt is None or first is None or first.group(1) not in (b'"', b"[", b"{"):
         return 1
-    raw = bytes(prompt)
-    if not few_elements(raw):
-        return raw.count(b",") + 1  # an upper bound, and far more than any backend has slots
-    elements = _split(raw)
-    if any(bytes(memoryview(element)[:1]) in _DIGITS for element in elements):
+    if not few:
+        return len(prompt)  # an upper bound, and far more than any backend has slots
+    elements = _split(prompt)
+    if any(memoryview(element)[0] in b"-0123456789" for element in elements):
         return 1
     return max(len(elements), 1)
 
 
-_DIGITS: Final = frozenset(b"%d" % digit for digit in range(10)) | {b"-"}
+def _present(fields: Mapping[str, Value], names: Iterable[str]) -> Iterable[Piece]:
+    return (
+        memoryview(fields[name]) for name in names if name in fields and not _is_empty(fields[name])
+    )
 
 
-def _present(fields: Mapping[str, memoryview], names: Iterable[str]) -> Iterable[Piece]:
-    return (fields[name] for name in names if name in fields and not _is_empty(fields[name]))
-
-
-def _is_empty(value: memoryview) -> bool:
+def _is_empty(value: Value) -> bool:
     return equals(value, b"null") or equals(value, b"[]") or equals(value, b'""')
 
 
-def _listed(listed: memoryview) -> Iterable[Piece]:
+def _listed(listed: Value, *, few: bool) -> Iterable[Piece]:
     """The elements of a list; a text (or a list of very many elements) is one piece."""
-    if bytes(listed[:1]) != b"[" or (len(listed) > 1 << 18 and not few_elements(bytes(listed))):
-        return _present({"": listed}, ("",))
-    return [memoryview(element) for element in _split(listed)]
+    if few and memoryview(listed)[0] == ord("["):
+        elements = _split(listed)
+        if len(elements) <= MOST_PIECES:
+            return map(memoryview, elements)
+    return () if _is_empty(listed) else (memoryview(listed),)
 
 
-def _split(listed: bytes | memoryview) -> list[msgspec.Raw]:
+def _split(listed: Value) -> list[msgspec.Raw]:
     try:
         return _elements(listed)
     except (msgspec.MsgspecError, RecursionError):
         return [msgspec.Raw(bytes(listed))]  # holds NaN or a lone surrogate: one piece
 
 
-def _inline(piece: bytes, most: int) -> tuple[int, int]:
-    """Bytes of base64 data in a piece, and in how many images or files."""
-    size = images = 0
-    for mark in _INLINE:
-        at = piece.find(mark)
-        while at >= 0 and images < most:
-            start = at + len(mark)
-            end = piece.find(b'"', start)
-            if end - start > IMAGE_BYTES:
-                size += end - start
-                images += 1
-            at = piece.find(mark, max(end, start))
-    return size, images
+def _inline(piece: Piece) -> int:
+    """How many bytes too much base64 data makes this piece, as found by a probe every PROBE_EVERY bytes.
+
+    Wherever it stands (data URI, `source.data`, `input_audio`, Ollama's `images`), it needs no name.
+    """
+    excess = 0
+    inside = False
+    for at in range(0, len(piece), PROBE_EVERY):
+        was_inside, inside = inside, _BASE64.match(piece, at) is not None
+        if inside:
+            excess += PROBE_EVERY if was_inside else PROBE_EVERY - IMAGE_BYTES
+    return excess

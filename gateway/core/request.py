@@ -13,17 +13,13 @@ from typing import Final
 
 import msgspec
 
-from gateway.core.errors import GatewayError
-from gateway.core.json_scan import Member, equals, members, text_of
+from gateway.core.json_scan import Member, Span, Value, equals, members, text_of, top_level
 from gateway.core.prompt import Piece, permits_of_prompt, pieces_of, prompt_bytes_of
 from gateway.core.wire import Wire
 
 MOST_PERMITS: Final = 1_000_000_000  # a larger `n` says the same: more than anybody has
 LONGEST_CACHE_KEY: Final = 1024  # characters; a longer one names no conversation
 
-Span = tuple[int, int]
-
-_ONCE: Final = ("model", "stream")
 _LIMITS: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict")
 
 
@@ -55,17 +51,15 @@ def parse(body: bytes, wire: Wire) -> ParsedRequest:
     Raises GatewayError("invalid_json") if it is no JSON object, is nested too deeply to check, or holds a
     top-level `model` or `stream` twice, however spelled.
     """
-    spans = _spans(members(body))
-    view = memoryview(body)
-    fields = {name: view[start:end] for name, (start, end) in spans.items()}
-    model = text_of(bytes(fields["model"])) if "model" in fields else None
-    pieces = pieces_of(fields, wire)
+    fields, few, span = top_level(body, once=("model", "stream"))
+    model = text_of(fields["model"]) if span else None
+    pieces = pieces_of(fields, wire, few=few)
     return ParsedRequest(
         model=model or None,
-        model_present="model" in fields and not equals(fields["model"], b"null"),
-        model_span=spans.get("model"),
+        model_present=span is not None and not equals(fields["model"], b"null"),
+        model_span=span,
         stream=_stream(fields, wire),
-        permits=_permits(fields, wire),
+        permits=_permits(fields, wire, few=few),
         max_tokens=_max_tokens(fields),
         prompt_cache_key=_cache_key(fields),
         pieces=pieces,
@@ -81,7 +75,7 @@ def replace_model(body: bytes, new_model: str, span: Span | None = None) -> byte
     `span`: ParsedRequest.model_span of this very body, if at hand. A body without a model comes back as it is.
     """
     if span is None:
-        span = _spans(members(body)).get("model")
+        span = top_level(body, once=("model",)).model
     if span is None:
         return body
     return b"".join((body[: span[0]], json.dumps(new_model).encode(), body[span[1] :]))
@@ -108,20 +102,7 @@ def _cut(body: bytes, found: list[Member], position: int) -> bytes:
     return body[: member.start] + body[member.end :]
 
 
-def _spans(found: list[Member]) -> dict[str, Span]:
-    """Where each value stands. A repeated name has its last value, as every engine's parser sees it."""
-    spans = {member.name: (member.value, member.end) for member in found}
-    if len(spans) < len(found):
-        names = [member.name for member in found]
-        for name in _ONCE:
-            if names.count(name) > 1:
-                raise GatewayError(
-                    "invalid_json", f"The request body holds {name!r} twice.", param=name
-                )
-    return spans
-
-
-def _stream(fields: Mapping[str, memoryview], wire: Wire) -> bool:
+def _stream(fields: Mapping[str, Value], wire: Wire) -> bool:
     """JSON true only; Ollama's native paths stream unless told not to."""
     value = fields.get("stream")
     if value is None or equals(value, b"null"):
@@ -129,14 +110,14 @@ def _stream(fields: Mapping[str, memoryview], wire: Wire) -> bool:
     return equals(value, b"true")
 
 
-def _permits(fields: Mapping[str, memoryview], wire: Wire) -> int:
+def _permits(fields: Mapping[str, Value], wire: Wire, *, few: bool) -> int:
     if wire in (Wire.CHAT, Wire.COMPLETIONS, Wire.NATIVE):
-        prompts = 1 if wire is Wire.CHAT else permits_of_prompt(fields.get("prompt"))
+        prompts = 1 if wire is Wire.CHAT else permits_of_prompt(fields.get("prompt"), few=few)
         return min(prompts * max(_integer(fields.get("n")) or 1, 1), MOST_PERMITS)
     return 1
 
 
-def _max_tokens(fields: Mapping[str, memoryview]) -> int | None:
+def _max_tokens(fields: Mapping[str, Value]) -> int | None:
     """The first limit that says something; a negative one means none."""
     for name in _LIMITS:
         limit = _integer(fields.get(name))
@@ -147,19 +128,19 @@ def _max_tokens(fields: Mapping[str, memoryview]) -> int | None:
     return limit if limit is not None and limit >= 0 else None
 
 
-def _cache_key(fields: Mapping[str, memoryview]) -> str | None:
+def _cache_key(fields: Mapping[str, Value]) -> str | None:
     value = fields.get("prompt_cache_key")
     if value is None or len(value) > LONGEST_CACHE_KEY:
         return None
-    return text_of(bytes(value)) or None
+    return text_of(value) or None
 
 
-def _include_usage(fields: Mapping[str, memoryview]) -> bool:
+def _include_usage(fields: Mapping[str, Value]) -> bool:
     options = fields.get("stream_options")
     return options is not None and equals(_inner(options, "include_usage"), b"true")
 
 
-def _integer(value: memoryview | None) -> int | None:
+def _integer(value: Value | None) -> int | None:
     """A JSON integer, at most MOST_PERMITS in size; None for anything else."""
     if value is None or len(value) > 64:
         return None
@@ -177,10 +158,10 @@ class _Options(msgspec.Struct):
 _options = msgspec.json.Decoder(_Options).decode
 
 
-def _inner(value: memoryview, name: str) -> memoryview | None:
+def _inner(value: Value, name: str) -> Value | None:
     """One member of a small nested object; None if it has none or is no object."""
     try:
-        raw = getattr(_options(value), name)
+        raw: Value = getattr(_options(value), name)
     except (msgspec.MsgspecError, RecursionError):
         return None
-    return memoryview(raw) if raw else None
+    return raw or None

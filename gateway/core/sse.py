@@ -10,12 +10,14 @@ import msgspec
 
 from gateway.core.figures import Timings, Usage
 from gateway.core.json_scan import tolerable
-from gateway.core.stream_blocks import Blocks, Cut
+from gateway.core.stream_blocks import CR, Blocks, Cut
 from gateway.core.stream_typed import MessagesReader, ResponsesReader
 from gateway.core.stream_wires import NativeReader, OllamaReader, OpenAIReader, Reader
 from gateway.core.wire import Wire
 
 __all__ = ["Tap", "Timings", "Usage", "Wire"]
+
+LF = 10  # as a number: `in` is then a plain memchr, six times faster than for a bytes operand
 
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
@@ -31,6 +33,7 @@ class Tap:
         "_read",
         "_reader",
         "_records",
+        "_usual",
         "content_events",
         "events",
         "saw_id_field",
@@ -41,25 +44,25 @@ class Tap:
         self._reader = _reader(wire)
         self._read = self._reader.read
         self._blocks = Blocks(events=not self._records)
+        self._usual: bytes | tuple[()] = () if self._records else b"data: {"  # () is never met
         self.events = 0  # whole events seen; a block without data (a comment) is none
         self.content_events = 0
         self.saw_id_field = False  # an `id:` line: some clients then choke on blank comments
 
     def feed(self, data: bytes) -> int:
         """Look at one read. Returns how many content events it completed."""
-        blocks = self._blocks
+        payload = data[6:-2]
         # Nearly every read is one whole `data: {…}` line and its blank line.
         if (
-            data.find(b"\n") == len(data) - 2
-            and data.startswith(b"data: {")
+            data.startswith(self._usual)
             and data.endswith(b"\n\n")
-            and blocks.fresh
-            and b"\r" not in data
-            and not self._records
+            and LF not in payload
+            and CR not in payload
+            and self._blocks.fresh
         ):
-            content = int(self._event(data[6:-2], b""))
+            content: int = self._event(payload, b"")
         else:
-            content = sum(map(self._block, blocks.feed(data)))
+            content = sum(map(self._block, self._blocks.feed(data)))
         self.content_events += content
         return content
 
@@ -107,8 +110,12 @@ class Tap:
             return self._reader.skim(block, _name_of(block.head))
         if self._records:
             return bool(block.strip()) and self._event(block, b"")
-        if block.startswith(b"data:") and b"\n" not in block:
+        if block.startswith(b"data:") and LF not in block:
             return self._event(block[5:], b"")
+        if block.startswith(b"event:"):
+            end = block.find(LF)
+            if block.startswith(b"data:", end + 1) and block.find(LF, end + 1) < 0:
+                return self._event(block[end + 6 :], block[6:end].strip())
         return self._fields(block)
 
     def _fields(self, block: bytes) -> bool:

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from gateway.core.figures import END, WHOLE
 
+CR = 13
+
 
 class Cut(NamedTuple):
     """A block too long to keep: its two ends."""
@@ -25,7 +27,7 @@ class Blocks:
     come in two reads; a block ends at a blank line. Otherwise: records that end with LF.
     """
 
-    __slots__ = ("_after_cr", "_events", "_head", "_held", "separator")
+    __slots__ = ("_after_cr", "_events", "_head", "_held", "fresh", "separator")
 
     def __init__(self, *, events: bool) -> None:
         self._events = events
@@ -33,11 +35,7 @@ class Blocks:
         self._held = bytearray()  # the block that has not ended yet, with LF line ends
         self._head = b""  # its beginning, once the block is too long to keep
         self._after_cr = False  # the last byte was a CR: a LF that follows belongs to it
-
-    @property
-    def fresh(self) -> bool:
-        """Nothing is held: the next byte begins a block."""
-        return not (self._held or self._head or self._after_cr)
+        self.fresh = True  # nothing is held: the next byte begins a block
 
     @property
     def at_boundary(self) -> bool:
@@ -57,13 +55,14 @@ class Blocks:
 
     def feed(self, data: bytes) -> list[bytes | Cut]:
         """The blocks that this read completes, without their separators."""
-        if self._events and (self._after_cr or b"\r" in data):
+        if self._events and (self._after_cr or CR in data):
             data = self._with_lf(data)
-        if not self._held and not self._head:
-            end = data.rfind(self.separator)
-            if end >= 0 and end + len(self.separator) == len(data):
-                return self._whole(data[:end])
-        return self._join(data)
+        if not self._held and not self._head and data.endswith(self.separator):
+            blocks = self._whole(data[: -len(self.separator)])
+        else:
+            blocks = self._join(data)
+        self.fresh = not (self._held or self._head or self._after_cr)
+        return blocks
 
     def _with_lf(self, data: bytes) -> bytes:
         if self._after_cr and data[:1] == b"\n":

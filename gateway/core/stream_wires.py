@@ -116,7 +116,8 @@ class OpenAIReader(Reader):
         chunk = self._decode(payload)
         content = False
         for choice in chunk.choices or ():
-            if choice.text or (choice.delta is not None and _has_content(choice.delta)):
+            delta = choice.delta
+            if choice.text or (delta is not None and (delta.content or _has_more(delta))):
                 content = True
             if choice.finish_reason or choice.index:
                 self._mark(choice)
@@ -152,10 +153,9 @@ class OpenAIReader(Reader):
             self._ended.add(index)
 
 
-def _has_content(delta: _Delta) -> bool:
+def _has_more(delta: _Delta) -> bool:
     return bool(
-        delta.content
-        or delta.reasoning_content
+        delta.reasoning_content
         or delta.reasoning
         or delta.tool_calls
         or delta.function_call

@@ -1,0 +1,113 @@
+"""p50 and p95 of the last minute and the last five, in fixed memory.
+
+Law of this file: from LEAST_S to MOST_S the answer is within ERROR of the exact quantile of the samples in the
+window, whatever their distribution, and the windows of several models add up to that of all of them.
+
+Samples are counted in buckets whose bounds grow by GAMMA, as in DDSketch (Masson, Rim and Lee: "DDSketch: a fast
+and fully-mergeable quantile sketch with relative-error guarantees", VLDB 2019). Bucket i holds the values in
+(LEAST_S x GAMMA^(i-1), LEAST_S x GAMMA^i] and answers 2 x GAMMA^i x LEAST_S / (GAMMA + 1), which is off by at most
+(GAMMA - 1) / (GAMMA + 1) = ERROR of the value. Counts can be subtracted, so a window forgets by slices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from typing import Final
+
+ERROR: Final = 0.025
+GAMMA: Final = (1 + ERROR) / (1 - ERROR)
+LEAST_S: Final = 1e-4  # seconds; what is shorter counts as this long
+MOST_S: Final = 2000.0  # seconds; what is longer counts as this long
+SLICE_S: Final = 5.0
+WINDOWS_S: Final = (60, 300)
+
+_PER_E: Final = 1 / math.log(GAMMA)
+_BUCKETS: Final = math.ceil(math.log(MOST_S / LEAST_S) * _PER_E) + 1
+
+
+class Window:
+    """The recent samples of one series. Owned by whoever observes them.
+
+    A sample leaves a window at the latest when it is as old as the window, and at most SLICE_S earlier.
+    `now` is in monotonic seconds; one that goes back counts as no time passed.
+    """
+
+    __slots__ = ("_current", "_slices", "_totals")
+
+    def __init__(self) -> None:
+        self._current = -1  # number of the slice of `now`
+        self._slices: deque[tuple[int, dict[int, int]]] = deque()
+        self._totals = {window_s: [0] * _BUCKETS for window_s in WINDOWS_S}
+
+    def observe(self, now: float, seconds: float, count: int = 1) -> None:
+        """Take `count` samples of this length."""
+        number = int(now // SLICE_S)
+        if number > self._current:
+            self._advance(number)
+        bucket = _bucket(seconds)
+        counts = self._slice()
+        counts[bucket] = counts.get(bucket, 0) + count
+        for totals in self._totals.values():
+            totals[bucket] += count
+
+    def quantile(self, now: float, q: float, window_s: int) -> float | None:
+        """See `quantile`, for this series alone."""
+        return quantile((self,), now, q, window_s)
+
+    def counts(self, now: float, window_s: int) -> list[int]:
+        """Samples by bucket in the window (one of WINDOWS_S) that ends now. Not to be changed."""
+        number = int(now // SLICE_S)
+        if number > self._current:
+            self._advance(number)
+        return self._totals[window_s]
+
+    def _slice(self) -> dict[int, int]:
+        """The counts of the current slice."""
+        if not self._slices or self._slices[-1][0] != self._current:
+            self._slices.append((self._current, {}))
+        return self._slices[-1][1]
+
+    def _advance(self, number: int) -> None:
+        """Makes this slice the current one, and takes from each window the slices it leaves behind."""
+        for window_s, totals in self._totals.items():
+            length = int(window_s / SLICE_S)
+            left, leaves = self._current - length, number - length
+            for at, counts in self._slices:
+                if left < at <= leaves:
+                    for bucket, count in counts.items():
+                        totals[bucket] -= count
+        self._current = number
+        oldest = number - int(max(WINDOWS_S) / SLICE_S)
+        while self._slices and self._slices[0][0] <= oldest:
+            self._slices.popleft()
+
+
+def quantile(windows: Iterable[Window], now: float, q: float, window_s: int) -> float | None:
+    """The q-quantile (0 < q <= 1) in seconds of all samples of these series together; None without any.
+
+    Nearest rank: the least sample that at least a share q of the samples does not exceed (the inverse of the
+    empirical distribution; numpy calls it `inverted_cdf`).
+    """
+    columns = [window.counts(now, window_s) for window in windows]
+    counts = columns[0] if len(columns) == 1 else [sum(row) for row in zip(*columns, strict=True)]
+    rank = max(1, math.ceil(q * sum(counts) - 1e-9))  # 0.07 x 100 is 7.000000000000001 in floats
+    seen = 0
+    for bucket, count in enumerate(counts):
+        seen += count
+        if seen >= rank:
+            return _seconds(bucket)
+    return None
+
+
+def _bucket(seconds: float) -> int:
+    if seconds <= LEAST_S:
+        return 0
+    return min(math.ceil(math.log(seconds / LEAST_S) * _PER_E), _BUCKETS - 1)
+
+
+def _seconds(bucket: int) -> float:
+    if bucket == 0:
+        return LEAST_S
+    return float(LEAST_S * GAMMA**bucket * 2 / (GAMMA + 1))
