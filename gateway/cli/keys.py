@@ -191,7 +191,7 @@ def _models(text: str | None) -> frozenset[str] | None:
     try:
         return frozenset(checks.model_id(one) for one in names)
     except Wrong as wrong:
-        raise click.BadParameter(str(wrong), param_hint="--models") from wrong
+        raise click.BadParameter(f"a model {wrong}", param_hint="--models") from wrong
 
 
 def _expires(text: str | None) -> datetime | None:
@@ -200,7 +200,7 @@ def _expires(text: str | None) -> datetime | None:
     try:
         moment = parse_expiry(text)
     except Wrong as wrong:
-        raise click.BadParameter(str(wrong), param_hint="--expires") from wrong
+        raise click.BadParameter(f"`{text}` {wrong}", param_hint="--expires") from wrong
     if moment <= datetime.now(UTC):
         raise click.BadParameter(
             f"`{text}` is over already; write a later day", param_hint="--expires"
@@ -240,7 +240,7 @@ def _print_table(found: tuple[Key, ...], now: datetime) -> None:
     for key in found:
         table.add_row(*_row(key, now))
     # Piped output must not be cut to the 80 columns that are assumed where there is no terminal.
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    Console(width=None if sys.stdout.isatty() else 10_000).print(table)
 
 
 def _row(key: Key, now: datetime) -> list[str]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from enum import Enum
 from hashlib import sha256
 from hmac import compare_digest
@@ -122,14 +122,12 @@ def presented(
     return tuple(found)
 
 
-def end_of_day(year: int, month: int, day: int) -> datetime:
+def end_of_day(day: date) -> datetime:
     """The first instant after a day, UTC: a key that expires on a date is valid until that day is over.
 
-    Raises ValueError if there is no such day.
+    Raises OverflowError for the last day that there is.
     """
-    return datetime.fromordinal(datetime(year, month, day, tzinfo=UTC).toordinal() + 1).replace(
-        tzinfo=UTC
-    )
+    return datetime(day.year, day.month, day.day, tzinfo=UTC) + timedelta(days=1)
 
 
 def _bearer(value: bytes) -> str:

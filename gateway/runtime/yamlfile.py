@@ -19,8 +19,10 @@ _MAX_BYTES: Final = 16 * 1024 * 1024
 _LOADER: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # C: 2,000 keys in 20 ms
 _REFERENCE: Final = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")
 _VARIABLE: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(?::-(.*))?", re.DOTALL)
+_NULL: Final = "tag:yaml.org,2002:null"
 _MERGE: Final = "tag:yaml.org,2002:merge"
 _PLAIN_WORDS: Final = (
+    ("variable", "between { } or [ ] a ${NAME} must be in quotes"),
     ("nesting depth", "it is nested too deep; is it the right file?"),
     ("tab", "there is a tab in the indentation; use spaces"),
     (
@@ -47,8 +49,8 @@ def compose(path: Path, notes: Notes, environ: Mapping[str, str] | None = None) 
     """
     text = _text(path, notes)
     documents = _documents(text, notes)
-    if not documents or documents[0] is None:
-        return None
+    if all(document is None or document.tag == _NULL for document in documents):
+        return None  # nothing, or nothing but `---`
     if len(documents) > 1:
         line = documents[1].start_mark.line + 1
         notes.wrong("", "a second document begins here; keep one, without `---` between", line)
@@ -104,6 +106,8 @@ def _plainly(error: yaml.MarkedYAMLError, text: str, line: int) -> str:
     here = lines[line - 1] if 0 < line <= len(lines) else ""
     if "\t" in here[: len(here) - len(here.lstrip())]:
         said = "tab"
+    elif "flow" in said and "${" in here:
+        said = "variable"
     return next((words for sign, words in _PLAIN_WORDS if sign in said), said.strip())
 
 

@@ -47,7 +47,7 @@ def model_id(text: str) -> str:
 def api_key(text: str) -> str:
     """A key that goes into a header: visible ASCII, so that it can smuggle nothing."""
     if re.fullmatch(r"\$[A-Za-z_][A-Za-z0-9_]*", text):
-        raise Wrong(f"it names a variable without braces; write ${{{text[1:]}}}")
+        raise Wrong("it looks like a variable without braces; write ${NAME}")
     if not _VISIBLE.fullmatch(text):
         raise Wrong(
             "it must be one word of visible ASCII characters, without spaces or line breaks"
@@ -99,7 +99,7 @@ def origin(text: str) -> str:
         return text
     parts = _url(text, ("http", "https"), "https://chat.example.org")
     if parts.path or parts.query or parts.fragment or parts.username is not None:
-        raise Wrong(f"is more than an origin; write {parts.scheme}://{parts.netloc}")
+        raise Wrong("is more than an origin", f"write {parts.scheme}://{parts.netloc}")
     return text.lower()
 
 
@@ -115,7 +115,7 @@ def network(text: str) -> str:
         raise Wrong(
             "is not an address or network; write for example 10.0.0.5 or 10.0.0.0/8"
         ) from None
-    raise Wrong(f"has bits set beyond its prefix; write {whole}")
+    raise Wrong("has bits set beyond its prefix", f"write {whole}")
 
 
 def file_path(text: str) -> str:
@@ -123,7 +123,7 @@ def file_path(text: str) -> str:
     if not text or "\0" in text:
         raise Wrong("is not a path; write the name of a file")
     if text.startswith("~"):
-        raise Wrong(f"begins with ~, which is not expanded; write ${{HOME}}{text[1:]}")
+        raise Wrong("begins with ~, which is not expanded", f"write ${{HOME}}{text[1:]}")
     return text
 
 
@@ -149,7 +149,7 @@ def _url(text: str, schemes: tuple[str, ...], example: str) -> SplitResult:
         example = f"http://{text}"
     if not found or scheme.lower() not in schemes:
         begins = " or ".join(f"{one}://" for one in schemes)
-        raise Wrong(f"does not begin with {begins}; write {example}")
+        raise Wrong(f"does not begin with {begins}", f"write {example}")
     parts = _guarded(lambda: urlsplit(text), f"is not a URL; write {example}")
     port = _guarded(lambda: parts.port, "has a wrong port; ports go from 1 to 65535")
     name = parts.hostname or ""

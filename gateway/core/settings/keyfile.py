@@ -17,6 +17,8 @@ from gateway.core.settings.nodes import Items, Node, Notes, Scalar
 from gateway.core.settings.sections import Section, Setting
 
 _HASH: Final = re.compile(r"sha256:([0-9a-fA-F]{64})")
+_DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_MOMENT: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:")
 _LIST_EXAMPLE: Final = "[{name: alice, hash: sha256:…}]"
 
 
@@ -25,10 +27,11 @@ class Expiry:
     """A date, which lasts until the end of that day UTC, or a moment (UTC unless it says otherwise)."""
 
     def read(self, node: Node, path: str, notes: Notes) -> object:
+        text = node.text if isinstance(node, Scalar) else ""
         try:
-            return parse_expiry(node.text if isinstance(node, Scalar) else "")
+            return parse_expiry(text)
         except Wrong as wrong:
-            return notes.wrong(path, str(wrong))
+            return notes.wrong(path, f"`{text[:40]}` {wrong}")
 
     def schema(self) -> Schema:
         return {"type": "string", "format": "date"}
@@ -37,14 +40,23 @@ class Expiry:
 def parse_expiry(text: str) -> datetime:
     """The first instant at which the key is invalid. Raises Wrong."""
     try:
-        moment = datetime.fromisoformat(text.strip())
-        if re.fullmatch(r"[0-9]{4}-?[0-9]{2}-?[0-9]{2}", text.strip()):
-            return end_of_day(moment.year, moment.month, moment.day)
-        return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+        moment = _moment(text.strip())
     except (ValueError, OverflowError):
+        moment = None
+    if moment is None:
         raise Wrong(
-            f"`{text}` is not a date; write for example 2027-12-31 (valid until that day is over, UTC)"
-        ) from None
+            "is not a date; write for example 2027-12-31 (valid until that day is over, UTC)"
+        )
+    return moment
+
+
+def _moment(text: str) -> datetime | None:
+    if _DATE.fullmatch(text):
+        return end_of_day(date.fromisoformat(text))
+    if not _MOMENT.match(text):
+        return None  # Python reads more forms, such as weeks, than people expect here
+    moment = datetime.fromisoformat(text)
+    return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def read_hash(text: str) -> bytes:
@@ -92,6 +104,8 @@ KEY: Final = Section(
         Setting("expires", Expiry(), "A date (valid until that day is over, UTC) or a moment."),
         Setting("admin", Flag(), "True: may read `/status`, `/metrics` and the dashboard."),
     ),
+    build=_key,
+    required=frozenset({"name", "hash"}),
 )
 
 

@@ -20,7 +20,11 @@ Schema = dict[str, object]
 
 
 class Wrong(ValueError):  # noqa: N818 - not an error of the program
-    """Raised by a check of a text; its words say what to write instead."""
+    """Raised by a check of a text: what is wrong, which never repeats the text, and an advice, which may."""
+
+    def __init__(self, what: str, advice: str = "") -> None:
+        super().__init__(f"{what}; {advice}" if advice else what)
+        self.what = what
 
 
 class Kind(Protocol):
@@ -47,18 +51,19 @@ class Text:
         try:
             value = self.check(text)
         except Wrong as wrong:
-            return notes.wrong(path, f"{self._shown(node, text)}{wrong}")
+            return notes.wrong(path, self._wrong(node, text, wrong))
         return Secret(str(value)) if self.secret else value
 
     def schema(self) -> Schema:
         return {"type": "string", "examples": [self.example]}
 
-    def _shown(self, node: Node, text: str) -> str:
-        """The text as people wrote it, unless it may hold a password (user:password@host, ?key=…)."""
-        hidden = self.secret or self.quiet or not text or "@" in text or "?" in text
-        if hidden or not isinstance(node, Scalar):
-            return ""
-        return f"{node.shown} "
+    def _wrong(self, node: Node, text: str, wrong: Wrong) -> str:
+        """With the text as people wrote it, unless it may hold a secret (user:password@host, ?key=…)."""
+        if self.secret or self.quiet or not text or "@" in text or "?" in text:
+            return wrong.what
+        if not isinstance(node, Scalar) or node.expanded:
+            return f"the value from the environment {wrong.what}"
+        return f"{node.shown} {wrong}"
 
     def _not_text(self, node: Node) -> str:
         if not isinstance(node, Scalar):
