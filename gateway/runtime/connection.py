@@ -166,7 +166,7 @@ class Connection(asyncio.Protocol):
             self._deadline = math.inf
         elif response.failed:
             self.abort()
-        elif response.backlog or response.first_byte_at is not None:
+        elif response.first_byte_at is not None:
             self._on_body(response)
 
     def eof_received(self) -> None:
@@ -224,8 +224,6 @@ class Connection(asyncio.Protocol):
             self._watch(self._deadlines.first_byte_s)
 
     def _on_body(self, response: Response) -> None:
-        if response.first_byte_at is None:
-            response.first_byte_at = self._loop.time()
         if response.backlog <= HIGH_WATER:
             self._watch(self._deadlines.between_bytes_s)
         elif not self._reading_paused:

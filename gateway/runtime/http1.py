@@ -189,6 +189,8 @@ class Response:
     def on_body(self, body: bytes) -> None:
         if self.ended or not self.head_done:
             return
+        if self.first_byte_at is None:
+            self.first_byte_at = self._loop.time()
         self._pieces.append(body)
         self._buffered += len(body)
         self._arrived += len(body)

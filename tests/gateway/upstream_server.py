@@ -38,14 +38,14 @@ def run(new_loop: Callable[[], asyncio.AbstractEventLoop], main: Coroutine[Any, 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.get_loop().set_exception_handler(lambda _, context: reported.append(context))
         runner.run(asyncio.wait_for(main, 60 * SLACK))
-    assert not reported
+    assert not reported, reported
 
 
 async def until(holds: Callable[[], bool], within_s: float = 10.0) -> None:
     """Wait until it holds; fail the test if it never does."""
     async with asyncio.timeout(within_s * SLACK):
         while not holds():  # noqa: ASYNC110 - what is waited for happens at the far end of a socket
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.002)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,23 +152,26 @@ class Server:
         self._upstreams.append(upstream)
         return upstream
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         self.open += 1
-        task = asyncio.current_task()
-        assert task is not None
+        task = asyncio.create_task(self._serve(Peer(self, reader, writer)))
         self._tasks.add(task)
-        try:
-            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-                await self._script(Peer(self, reader, writer))
-        except asyncio.CancelledError:
-            pass  # the test is over
-        finally:
-            self._tasks.discard(task)
-            self.open -= 1
-            with contextlib.suppress(Exception):
-                writer.close()
-                await writer.wait_closed()
+        task.add_done_callback(lambda done: self._over(done, writer))
+
+    async def _serve(self, peer: Peer) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await self._script(peer)
+        peer.writer.close()
+        with contextlib.suppress(OSError):
+            await peer.writer.wait_closed()
+
+    def _over(self, task: asyncio.Task[None], writer: asyncio.StreamWriter) -> None:
+        self._tasks.discard(task)
+        self.open -= 1
+        writer.transport.abort()
+        if not task.cancelled():
+            task.result()  # a mistake in a script is an error of the loop, which `run` reports
 
 
 def answers(*responses: bytes) -> Callable[[Peer], Awaitable[None]]:
