@@ -134,19 +134,20 @@ class Poller:
         while True:
             try:
                 await self._round(watch, loop.time())
+                watch.first.set()
+                await self._rest(watch, loop)
             except Exception:  # noqa: BLE001
                 # A fault of ours must not blind the gateway: the log says it, and so does the report's age.
                 self._log.exception("probing backend %s failed", watch.target.name)
-            watch.ended = loop.time()
-            watch.first.set()
-            await self._rest(watch, loop)
+                watch.first.set()
+                await asyncio.sleep(_IDLE_S)
 
     async def _round(self, watch: _Watch, now: float) -> None:
-        watch.poked.clear()
         look = self._look(watch, now)
+        watch.poked.clear()
         findings = await watch.probe.ask_round(look, watch.engine)
         if look.full and _is_another(findings, watch.engine):
-            findings = await watch.probe.ask_round(look, None)
+            findings = await watch.probe.ask_round(Look(), None)
         activity = self._activity(watch.target.name)
         report = findings.report(watch.known)
         watch.failures = 0 if report is not None else watch.failures + 1
@@ -160,7 +161,8 @@ class Poller:
         weigh = self._is_active(watch) and now - watch.weighed >= watch.weigh_gap_s
         return Look(
             weigh=weigh and self._may_weigh(watch.target.name),
-            full=watch.known is None or now - watch.filled >= _FULL_S,
+            # Whoever pokes has met something strange: look at everything, also at who is there.
+            full=watch.known is None or watch.poked.is_set() or now - watch.filled >= _FULL_S,
         )
 
     def _is_active(self, watch: _Watch) -> bool:
@@ -203,7 +205,7 @@ class Poller:
 
 def _remember(watch: _Watch, look: Look, findings: Findings, report: EngineReport) -> None:
     """Carries over to the next round what that one must know."""
-    now = asyncio.get_running_loop().time()
+    watch.ended = now = asyncio.get_running_loop().time()
     engine = findings.engine
     if look.full and watch.failures == 0:
         watch.filled = now

@@ -113,7 +113,7 @@ class Probe:
                 return await _read(response)
         except (TimeoutError, httpx2.TimeoutException):
             return Failure(Silence.TIMEOUT, "it does not answer in time")
-        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, OSError) as error:
+        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, OSError, ExceptionGroup) as error:
             return _translated(error)
 
     def _client(self, trust: ssl.SSLContext) -> httpx2.AsyncClient:
