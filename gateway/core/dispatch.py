@@ -37,6 +37,7 @@ class Offer:
     ticket: int
     key: str
     pool: frozenset[str]  # names of the backends that can serve it
+    model: str = ""  # for the caller's own use: its metric label
     permits: int = 1
     weight: float = 1.0
     batch: bool = False
@@ -193,9 +194,7 @@ class Dispatch:
         """
         held = self.held.pop(ticket)
         self._give_back(now, held, cancelled=False)
-        left = held.offer.pool - held.tried
-        hopeful = [self.backends[n] for n in left if n in self.backends]
-        hopeful = [b for b in hopeful if b.is_hopeful and b.slots >= held.offer.permits]
+        hopeful = self._others_for(held)
         if not hopeful or now >= held.deadline:
             return [Refuse(ticket, "exhausted", 0.0), *self._fill(now)]
         waiting = self._enter(now, held.offer, hopeful, held.deadline, first=True)
@@ -297,8 +296,10 @@ class Dispatch:
             return self.limits.queue
         return sum(b.slots for n in pool if (b := self.backends.get(n)) and b.is_hopeful)
 
-    def waits(self, ticket: int) -> bool:
-        return ticket in self._waiting
+    def has_other(self, now: float, ticket: int) -> bool:
+        """Would `retry` find another backend to wait for?"""
+        held = self.held[ticket]
+        return now < held.deadline and bool(self._others_for(held))
 
     @property
     def queued(self) -> int:
@@ -577,6 +578,10 @@ class Dispatch:
                 rest = max(rest, prefill - (now - held.since))
             backend.settle(now, rest, permits)
         self._drop_backlog(held)
+
+    def _others_for(self, held: Held) -> list[Backend]:
+        left = (self.backends.get(name) for name in held.offer.pool - held.tried)
+        return [b for b in left if b and b.is_hopeful and b.slots >= held.offer.permits]
 
     def _drop_backlog(self, held: Held) -> None:
         held.backend.backlog_tokens -= held.tokens

@@ -1,0 +1,204 @@
+"""The composition root: builds every part once and starts and stops them. The only place that knows all parts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from random import SystemRandom
+from typing import Any, Self
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from gateway import __version__
+from gateway.api.edge import EdgeSettings
+from gateway.api.front import Front
+from gateway.api.local import LocalPages
+from gateway.api.server import Server
+from gateway.api.status import Status
+from gateway.core.config import Config
+from gateway.core.dispatch import Dispatch, Limits, Offer, Refuse
+from gateway.core.errors import GatewayError
+from gateway.core.keys import KeyRing
+from gateway.pipeline import Pipeline
+from gateway.runtime import gauges
+from gateway.runtime.backends import Backends
+from gateway.runtime.dispatcher import Dispatcher
+from gateway.runtime.keystore import KeyStore
+from gateway.runtime.log import LineLog
+from gateway.runtime.metrics import Metrics
+from gateway.runtime.quota import Quota
+
+FIRST_ROUND_S = 0.6  # a dead backend must not keep the others from serving
+PARTING_S = 5.0  # for the last words of streams that drain_s has cut
+EFFECTIVE = {
+    "listen",
+    "auth.keys_file",
+    "auth.anonymous",
+    "auth.metrics",
+    "backends",
+    "models",
+    "default_model",
+    "admission",
+    "routing.keep_id_slot",
+    "timeouts",
+    "limits",
+    "drain_s",
+    "keepalive_s",
+    "log",
+}
+
+
+class Gateway:
+    """All parts of one running gateway. Made inside a running loop by `serving` or `serve_forever`."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.log = LineLog(config.log.level, config.log.format)
+        self.metrics = Metrics(asyncio.get_running_loop().time)
+        limits = Limits(config.admission.queue, config.admission.max_wait_s)
+        self.dispatcher = Dispatcher(Dispatch(limits), SystemRandom(), self._shed)
+        self.backends = Backends(config, self.dispatcher, self.log, self.metrics.last_event_at)
+        self.keystore = None if config.keyless else KeyStore(str(config.auth.keys_file))
+        self.pipeline = Pipeline(
+            config=config,
+            keys=self._ring,
+            quota=Quota(),
+            backends=self.backends,
+            dispatcher=self.dispatcher,
+            metrics=self.metrics,
+            log=self.log,
+        )
+        self._registry = CollectorRegistry()
+        self._registry.register(self.metrics)
+        gauges.register(self.metrics, self.dispatcher, self.backends)
+        self._status = Status(__version__, self.backends, self.dispatcher, self.metrics)
+        pages = LocalPages(
+            self.backends,
+            self._registry,
+            self.status,
+            lambda: self.pipeline.draining,
+            metrics_open=config.auth.metrics == "open" or self.keystore is None,
+        )
+        self.front = Front(self.pipeline, pages.table())
+        self.server = Server(
+            self.front,
+            EdgeSettings(
+                header_kib=int(config.limits.header_kib),
+                keepalive_s=config.keepalive_s,
+                write_stall_s=config.timeouts.write_stall_s,
+            ),
+            host=config.listen.host,
+            port=config.listen.port,
+            tls=config.listen.tls,
+        )
+
+    @classmethod
+    @asynccontextmanager
+    async def serving(cls, config: Config) -> AsyncIterator[Self]:
+        """A gateway that listens while the block runs, in the caller's loop."""
+        gateway = cls(config)
+        await gateway.start()
+        try:
+            yield gateway
+        finally:
+            await gateway.stop()
+
+    @property
+    def base_url(self) -> str:
+        scheme = "https" if self.config.listen.tls else "http"
+        host = self.config.listen.host
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.server.port}"
+
+    async def start(self) -> None:
+        """Listen, and learn what the backends are. Raises OSError when the port is taken."""
+        for setting in self.config.unused(EFFECTIVE):
+            self.log.event("warning", "config", setting=setting, note="has no effect yet")
+        await self.server.start()
+        await self.backends.start(FIRST_ROUND_S)
+
+    async def drain(self) -> None:
+        """Take no new work; return when what is in flight has ended, or after `drain_s`."""
+        self.pipeline.draining = True
+        self.log.event("info", "drain", active=len(self.front.active), drain_s=self.config.drain_s)
+        if not await self._until_idle(self.config.drain_s):
+            self._stop_active()
+            await self._until_idle(PARTING_S)
+
+    async def stop(self) -> None:
+        """Close everything."""
+        self.pipeline.draining = True
+        self._stop_active()
+        await self.server.stop()
+        await self.backends.stop()
+        self.dispatcher.close()
+        self.log.close()
+
+    async def _until_idle(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self.front.idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _stop_active(self) -> None:
+        """Streams end with their family's error event; who waits is refused."""
+        for present in list(self.front.active):
+            present.stop(GatewayError("draining", "The gateway is shutting down.", retry_after_s=2))
+
+    def status(self) -> dict[str, Any]:
+        return self._status.document(draining=self.pipeline.draining)
+
+    def metrics_text(self) -> str:
+        return generate_latest(self._registry).decode()
+
+    def ready_line(self) -> str:
+        """One line for people: where it is, and what it found."""
+        backends = self.dispatcher.dispatch.backends
+        found = []
+        for known in self.backends.known.values():
+            report, name = known.report, known.settings.name
+            slots = backends[name].slots
+            if report is None or report.state.value == "down":
+                found.append(f"{name}: down")
+                continue
+            assumed = known.settings.slots is None and report.slots_assumed
+            models = ", ".join(model.id for model in report.models or ()) or "no models"
+            word = "slot" if slots == 1 else "slots"
+            found.append(
+                f"{name}: {report.engine}, {slots} {word}{' (assumed)' if assumed else ''}, {models}"
+            )
+        return f"Slotgate is ready at {self.base_url}/v1 | " + " | ".join(found)
+
+    def _ring(self) -> KeyRing | None:
+        return None if self.keystore is None else self.keystore.ring
+
+    def _shed(self, offer: Offer, refused: Refuse) -> None:
+        reason = refused.reason.removeprefix("gateway_")
+        self.metrics.shed[offer.model, reason] += 1
+
+
+def serve_forever(config: Config, on_ready: Callable[[Gateway], None]) -> None:
+    """Run until a signal: the first TERM or INT drains while still listening, the second exits now."""
+
+    async def run() -> None:
+        gateway = Gateway(config)
+        await gateway.start()
+        on_ready(gateway)
+        try:
+            await gateway.server.until_signalled(gateway.drain)
+        finally:
+            await gateway.stop()
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(run())
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """Uvloop where there is one."""
+    try:
+        import uvloop  # noqa: PLC0415  (not on every platform)
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

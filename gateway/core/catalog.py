@@ -1,0 +1,164 @@
+"""Which model names there are, and which backends serve each: frozen, rebuilt when a backend's list changes.
+
+A pool is all backends that serve one name. A name is an alias of the configuration, or an id that an engine listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Any
+
+from gateway.core.errors import GatewayError
+
+OTHER, NONE = "other", "none"  # metric labels for a model that is not known, and for none given
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What one backend serves: id to the engine's own document about it."""
+
+    backend: str
+    models: Mapping[str, Mapping[str, Any]]
+    paths: frozenset[str] | None = None  # API paths it is known to have; None: not known
+    latest: bool = False  # Ollama: `x` is `x:latest`
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    name: str
+    ids: tuple[str, ...]
+    fallback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The backends of one name, with the id that each knows it by."""
+
+    name: str
+    ids: Mapping[str, str]  # backend: the model id it expects
+    backends: frozenset[str]
+    fallback: str | None = None
+    is_alias: bool = False  # then the engine must be told its own id
+
+    def having(self, path: str, listings: Mapping[str, Listing]) -> Pool:
+        """The part of the pool that has this API path; all of it when none is known to."""
+        able = {
+            name
+            for name in self.backends
+            if (paths := listings[name].paths) is None or path in paths
+        }
+        if not able or able == self.backends:
+            return self
+        ids = {name: self.ids[name] for name in able}
+        return replace(self, ids=ids, backends=frozenset(able))
+
+
+@dataclass(frozen=True, slots=True)
+class Catalog:
+    """All names. Built by `build`; never changed."""
+
+    pools: Mapping[str, Pool] = field(default_factory=dict)
+    listings: Mapping[str, Listing] = field(default_factory=dict)
+    default: str | None = None
+
+    @classmethod
+    def build(
+        cls, listings: Mapping[str, Listing], aliases: tuple[Alias, ...], default: str | None
+    ) -> Catalog:
+        """One pool for each id, and one for each alias; an alias hides an id of the same name."""
+        pools: dict[str, Pool] = {}
+        for name in sorted({i for listing in listings.values() for i in listing.models}):
+            pools[name] = _pool(name, (name,), listings)
+        ids = list(pools)
+        for alias in aliases:
+            pool = _pool(alias.name, alias.ids, listings)
+            pools[alias.name] = replace(pool, fallback=alias.fallback, is_alias=True)
+        if default is None:
+            names = [alias.name for alias in aliases] or ids
+            default = names[0] if len(names) == 1 else None
+        return cls(pools, dict(listings), default)
+
+    def resolve(
+        self,
+        model: str | None,
+        allowed: frozenset[str] | None,
+        is_up: Callable[[frozenset[str]], bool],
+    ) -> Pool:
+        """The pool of this name, or of its fallback when none of its backends is up.
+
+        `allowed`: the names that the key may use, None for all.
+        Raises GatewayError: model_not_found, model_not_allowed, or no_backend while nothing is known yet.
+        """
+        name = model if model is not None else self.default
+        pool = self._find(name)
+        if pool is None:
+            raise self._not_found(name, allowed)
+        if allowed is not None and name not in allowed and pool.name not in allowed:
+            raise GatewayError(
+                "model_not_allowed", f"This key may not use the model {name!r}.", "model"
+            )
+        seen = {pool.name}
+        while not is_up(pool.backends) and pool.fallback and pool.fallback not in seen:
+            follow = self._find(pool.fallback)
+            if follow is None:
+                break
+            seen.add(follow.name)
+            pool = follow
+        return pool
+
+    def names(self, allowed: frozenset[str] | None) -> list[str]:
+        """The names a key may see, in a stable order."""
+        return [name for name in self.pools if allowed is None or name in allowed]
+
+    def _find(self, name: str | None) -> Pool | None:
+        if name is None:
+            return None
+        pool = self.pools.get(name)
+        if pool is None and not name.endswith(":latest"):
+            latest = self.pools.get(name + ":latest")
+            if latest is not None and any(self.listings[b].latest for b in latest.backends):
+                return latest
+        return pool
+
+    def _not_found(self, name: str | None, allowed: frozenset[str] | None) -> GatewayError:
+        if not any(listing.models for listing in self.listings.values()):
+            return GatewayError(
+                "no_backend",
+                "Server overloaded: no backend has told its models yet. Please try again in 5s.",
+                retry_after_s=5.0,
+            )
+        names = self.names(allowed)
+        if name is None:
+            return GatewayError(
+                "model_not_found",
+                f"The request names no model. There are: {', '.join(names[:10])}.",
+                "model",
+            )
+        shown = name if len(name) <= 100 else name[:100] + "..."
+        near = get_close_matches(shown, names, n=1, cutoff=0.0)
+        hint = f" The nearest known model is {near[0]!r}." if near else ""
+        return GatewayError(
+            "model_not_found", f"The model {shown!r} does not exist.{hint}", "model"
+        )
+
+
+def _pool(name: str, ids: tuple[str, ...], listings: Mapping[str, Listing]) -> Pool:
+    served: dict[str, str] = {}
+    for listing in listings.values():
+        found = next((own for one in ids if (own := _served(listing, one)) is not None), None)
+        if found is not None:
+            served[listing.backend] = found
+    return Pool(name, served, frozenset(served))
+
+
+def _served(listing: Listing, model: str) -> str | None:
+    if model in listing.models:
+        return model
+    if listing.latest:
+        bare = model.removesuffix(":latest")
+        other = bare if bare != model else model + ":latest"
+        if other in listing.models:
+            return other
+    return None

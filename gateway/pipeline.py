@@ -1,0 +1,149 @@
+"""The line that every relayed request follows, from its headers to its last byte.
+
+    authenticate ─► parse ─► admit and pick ─► forward ─► relay ─► observe ─► release
+
+Read `Pipeline.serve` top to bottom. Whatever a block takes, the same block gives back, on every way a request can
+end: answered, refused, broken, or left by its client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from gateway.core.catalog import NONE, OTHER, Pool
+from gateway.core.config import Config
+from gateway.core.dispatch import Offer
+from gateway.core.errors import GatewayError
+from gateway.core.keys import Key, KeyRing, Refusal, presented
+from gateway.core.request import ParsedRequest, parse
+from gateway.core.routes import Route
+from gateway.runtime.backends import Backends
+from gateway.runtime.disconnect import ClientPresent
+from gateway.runtime.dispatcher import Dispatcher, Place
+from gateway.runtime.exchange import Exchange
+from gateway.runtime.forward import Forward, Outgoing
+from gateway.runtime.log import LineLog
+from gateway.runtime.metrics import Metrics
+from gateway.runtime.observe import Record
+from gateway.runtime.quota import Quota
+from gateway.runtime.relay import relay
+from gateway.runtime.upstream import Deadlines
+
+ANONYMOUS = Key(name="anonymous", hash=b"", admin=True)
+
+
+@dataclass(slots=True, kw_only=True)
+class Pipeline:
+    """The parts that a request meets, in order. Built by `app`, which owns them."""
+
+    config: Config
+    keys: Callable[[], KeyRing | None]  # None: keyless
+    quota: Quota
+    backends: Backends
+    dispatcher: Dispatcher
+    metrics: Metrics
+    log: LineLog
+    draining: bool = False
+
+    @property
+    def deadlines(self) -> Deadlines:
+        times = self.config.timeouts
+        return Deadlines(times.connect_s, times.first_byte_s, times.between_bytes_s)
+
+    async def serve(self, exchange: Exchange, route: Route, present: ClientPresent) -> None:
+        """Carry one request from its headers to its last byte. Raises GatewayError for `exchange.refuse`."""
+        with Record(exchange, self.metrics, self.log.request) as record, present:
+            key = self.authenticate(exchange)
+            record.key = key.name
+            with self.quota.within(key):
+                self._refuse_by_headers(key, record)
+                body = await exchange.body(self.config.limits.body_bytes, "limits.body_mib")
+                present.body_read()
+                request = parse(body, route.wire)
+                pool = self._pool(request, key, route, record)
+                with self._charged(key, request, record):
+                    offer = self._offer(request, key, pool)
+                    async with (
+                        self.dispatcher.place(offer) as place,
+                        self._forward(place, pool, request, body, record) as response,
+                    ):
+                        await relay(response, exchange, route, record)
+                        place.finished(served=response.status < 400)
+
+    # ------------------------------------------------------------------ the steps
+
+    def authenticate(self, exchange: Exchange, *, admin: bool = False) -> Key:
+        """Whose request this is. Raises GatewayError: invalid_api_key, admin_required."""
+        ring = self.keys()
+        if ring is None:
+            return ANONYMOUS
+        found = ring.find(presented(exchange.headers), datetime.now(UTC))
+        if isinstance(found, Refusal):
+            raise found.error
+        if admin and not found.admin:
+            raise GatewayError("admin_required", "This needs an admin key.")
+        return found
+
+    def _refuse_by_headers(self, key: Key, record: Record) -> None:
+        """What needs no body: draining, and every pool of this key full with nobody to give way."""
+        if self.draining:
+            raise GatewayError(
+                "draining",
+                "Server overloaded: the gateway is shutting down. Please try again in 2s.",
+                retry_after_s=2.0,
+            )
+        dispatch = self.dispatcher.dispatch
+        if not dispatch.queued:
+            return
+        pools = self.backends.catalog.pools
+        names = self.backends.catalog.names(key.models)
+        refused = dispatch.full_for(
+            self.dispatcher.now(), key.name, {pools[name].backends for name in names}
+        )
+        if refused is not None:
+            record.model = names[0] if len(names) == 1 else NONE
+            self.metrics.shed[record.model, "queue_full"] += 1
+            raise self.dispatcher.refusal(refused)
+
+    def _pool(self, request: ParsedRequest, key: Key, route: Route, record: Record) -> Pool:
+        """The backends that may serve it. Raises GatewayError: model_not_found, model_not_allowed, no_backend."""
+        catalog = self.backends.catalog
+        record.model = OTHER if request.model_present else record.model
+        if request.model_present and request.model is None:
+            raise GatewayError("model_not_found", "`model` is not a model's name.", "model")
+        pool = catalog.resolve(request.model, key.models, self.backends.is_up)
+        record.model = pool.name
+        return pool.having(route.path, catalog.listings)
+
+    def _charged(
+        self, key: Key, request: ParsedRequest, record: Record
+    ) -> AbstractContextManager[None]:
+        return self.quota.charged(self.dispatcher.now(), key, request, record)
+
+    def _offer(self, request: ParsedRequest, key: Key, pool: Pool) -> Offer:
+        return Offer(
+            ticket=self.dispatcher.ticket(),
+            key=key.name,
+            pool=pool.backends,
+            model=pool.name,
+            permits=request.permits,
+            weight=key.weight,
+            batch=key.priority == "batch",
+            prompt_bytes=request.prompt_bytes,
+        )
+
+    def _forward(
+        self, place: Place, pool: Pool, request: ParsedRequest, body: bytes, record: Record
+    ) -> Forward:
+        outgoing = Outgoing(
+            exchange=record.exchange,
+            body=body,
+            model=request.model,
+            pool=pool,
+            deadlines=self.deadlines,
+            keep_id_slot=self.config.routing.keep_id_slot,
+        )
+        return Forward(outgoing, place, record, self.backends, self.metrics)

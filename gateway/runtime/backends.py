@@ -1,0 +1,222 @@
+"""The backends of the configuration, alive: connections, probes, what each last said, and the catalog of models.
+
+Owner of the Upstreams, the Poller and the Catalog. Reports go to `core.dispatch` as advice with an age (law 5).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gateway.core.catalog import Alias, Catalog, Listing
+from gateway.core.config import Backend as Settings
+from gateway.core.config import Config
+from gateway.core.dispatch import Decision
+from gateway.core.fleet import Advice, Fitness
+from gateway.engines.base import EngineReport, State
+from gateway.runtime.dispatcher import Dispatcher
+from gateway.runtime.log import LineLog
+from gateway.runtime.poller import Activity, Poller, PollTarget
+from gateway.runtime.upstream import Target, Upstream, UpstreamError
+
+SETTLING_ENGINES = ("llama-server", "ollama")  # a cancelled slot is not free at once
+REPORT_ROUND_S = 1.0  # a round may have asked for the load that long before it is told
+UNKNOWN_SLOTS = 1  # until the engine has said; nothing starts before that
+
+
+@dataclass(slots=True, eq=False)
+class Known:
+    """What is known of one backend. `report` holds the newest word on everything it ever said."""
+
+    settings: Settings
+    upstream: Upstream
+    report: EngineReport | None = None
+    reported_at: float | None = None
+    last_traffic: float | None = None
+
+
+class Backends:
+    """All of them, by name."""
+
+    def __init__(
+        self,
+        config: Config,
+        dispatcher: Dispatcher,
+        log: LineLog,
+        last_byte_at: Callable[[str], float | None],
+    ) -> None:
+        self._config = config
+        self._dispatcher = dispatcher
+        self._log = log
+        self._last_byte_at = last_byte_at
+        self._clock = asyncio.get_running_loop().time
+        self.known: dict[str, Known] = {}
+        self.upstreams: dict[str, Upstream] = {}
+        self.catalog = Catalog()
+        for settings in config.backends:
+            self._add(settings)
+        self._rebuild()
+        self.poller = Poller(
+            [self._poll_target(one) for one in config.backends],
+            self.on_report,
+            self.activity,
+            on_warning=self._warn,
+        )
+
+    async def start(self, first_round_s: float) -> None:
+        """Begin probing; returns when every backend has answered, or after `first_round_s`."""
+        await self.poller.start()
+        await self.poller.first_round(first_round_s)
+
+    async def stop(self) -> None:
+        await self.poller.stop()
+        for upstream in self.upstreams.values():
+            await upstream.aclose()
+
+    def is_up(self, pool: frozenset[str]) -> bool:
+        """Can any backend of this pool take work, now or soon?"""
+        backends = self._dispatcher.dispatch.backends
+        return any(name in backends and backends[name].is_hopeful for name in pool)
+
+    @property
+    def ready(self) -> bool:
+        return any(one.takes_work for one in self._dispatcher.dispatch.backends.values())
+
+    def on_report(self, name: str, report: EngineReport) -> None:
+        """A probe round ended."""
+        known = self.known.get(name)
+        if known is None:
+            return
+        before = known.report
+        known.report = report = _merged(before, report)
+        known.reported_at = now = self._clock()
+        if before is None or before.state is not report.state or before.engine != report.engine:
+            self._tell(name, report)
+        decisions = self._resize(now, known)
+        advice = None
+        if report.running is not None and not report.busy:
+            advice = Advice(now, report.running, report.waiting, report.kv_used_ratio)
+        decisions += self._dispatcher.dispatch.report(
+            now, name, Fitness(report.state.value), advice, asked_at=now - REPORT_ROUND_S
+        )
+        if before is None or before.models != report.models or before.engine != report.engine:
+            self._rebuild()
+        self._dispatcher.apply(decisions)
+
+    def on_fault(self, name: str, fault: UpstreamError | int) -> None:
+        """A request of ours broke there, or met a 5xx."""
+        refused = isinstance(fault, UpstreamError) and fault.kind in (
+            "refused",
+            "unreachable",
+            "connect_timeout",
+        )
+        backend = self._dispatcher.dispatch.backends.get(name)
+        was_open = backend is not None and backend.breaker.is_open
+        decisions = self._dispatcher.dispatch.failed(self._clock(), name, at_once=refused)
+        if backend is not None and backend.breaker.is_open and not was_open:
+            kind = fault.kind if isinstance(fault, UpstreamError) else f"status {fault}"
+            self._log.event("warning", "backend", backend=name, state="failing", reason=kind)
+        self._dispatcher.apply(decisions)
+        self.poller.poke(name)
+
+    def touch(self, name: str) -> None:
+        """It was sent a request."""
+        known = self.known.get(name)
+        if known is not None:
+            known.last_traffic = self._clock()
+
+    def activity(self, name: str) -> Activity:
+        """What the poller may know: how busy we keep this backend."""
+        now = self._clock()
+        backend = self._dispatcher.dispatch.backends.get(name)
+        busy = backend.in_flight + backend.settling_permits if backend is not None else 0
+        known = self.known[name]
+        last_byte = self._last_byte_at(name)
+        return Activity(
+            in_flight=busy,
+            last_traffic_age_s=None if known.last_traffic is None else now - known.last_traffic,
+            bytes_age_s=None if last_byte is None else now - last_byte,
+        )
+
+    def _add(self, settings: Settings) -> None:
+        key = settings.api_key.reveal() if settings.api_key else None
+        target = Target.parse(settings.name, settings.url, key, settings.ca)
+        upstream = Upstream(target)
+        self.known[settings.name] = Known(settings, upstream)
+        self.upstreams[settings.name] = upstream
+        self._dispatcher.dispatch.put(
+            self._clock(),
+            settings.name,
+            slots=settings.slots or UNKNOWN_SLOTS,
+            draining=settings.drain,
+            settles=False,
+        )
+
+    def _resize(self, now: float, known: Known) -> list[Decision]:
+        settings, report = known.settings, known.report
+        assert report is not None  # noqa: S101  (typing: only called with one)
+        return self._dispatcher.dispatch.put(
+            now,
+            settings.name,
+            slots=settings.slots or report.slots or UNKNOWN_SLOTS,
+            draining=settings.drain,
+            settles=report.engine in SETTLING_ENGINES,
+        )
+
+    def _rebuild(self) -> None:
+        aliases = tuple(
+            Alias(name, alias.ids, alias.fallback) for name, alias in self._config.models.items()
+        )
+        listings = {name: _listing(known) for name, known in self.known.items()}
+        self.catalog = Catalog.build(listings, aliases, self._config.default_model)
+
+    def _tell(self, name: str, report: EngineReport) -> None:
+        level = "warning" if report.state is State.DOWN else "info"
+        self._log.event(
+            level,
+            "backend",
+            backend=name,
+            state=report.state,
+            engine=report.engine,
+            slots=self.known[name].settings.slots or report.slots,
+        )
+
+    def _warn(self, name: str, text: str) -> None:
+        self._log.event("warning", "backend", backend=name, warning=text)
+
+    @staticmethod
+    def _poll_target(settings: Settings) -> PollTarget:
+        key = settings.api_key.reveal() if settings.api_key else None
+        return PollTarget(settings.name, settings.url, settings.engine, key, settings.ca)
+
+
+def _merged(before: EngineReport | None, report: EngineReport) -> EngineReport:
+    """What an engine did not say this time still stands; load figures do not outlive their round."""
+    if before is None or before.engine != report.engine:
+        return report
+    lasting: dict[str, Any] = {
+        name: getattr(before, name)
+        for name in ("version", "models", "slots", "context_per_slot", "kv_tokens", "max_loaded")
+        if getattr(report, name) is None
+    }
+    if report.slots is None:
+        lasting["slots_assumed"] = before.slots_assumed
+    if not report.capabilities:
+        lasting["capabilities"] = before.capabilities
+    return replace(report, **lasting)
+
+
+def _listing(known: Known) -> Listing:
+    """The models of one backend: as configured, else as it said."""
+    settings, report = known.settings, known.report
+    documents: dict[str, Mapping[str, Any]] = {}
+    for model in (report.models or ()) if report else ():
+        for name in (model.id, *model.aliases):
+            documents[name] = model.document
+    if settings.models is not None:
+        documents = {name: documents.get(name, {}) for name in settings.models}
+    paths = report.capabilities if report and report.capabilities else None
+    latest = report is not None and report.engine == "ollama"
+    return Listing(settings.name, documents, paths, latest)

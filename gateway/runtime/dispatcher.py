@@ -1,0 +1,212 @@
+"""Carries out what `core.dispatch` decides: wakes who starts, tells who is refused, keeps the one timer.
+
+Owner of the pending futures. Who takes permits gives them back: `place` is an `async with`, held by the coroutine
+that also awaits `send`, so every way a request can end passes the same exit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from random import Random
+from types import TracebackType
+from typing import Self
+
+from gateway.core.dispatch import Affinity, Decision, Dispatch, Offer, Reason, Refuse, Start, Wait
+from gateway.core.errors import GatewayError
+
+RETRY_AFTER_MAX_S = 48.0
+MESSAGES: dict[Reason, str] = {
+    "gateway_queue_full": "Server overloaded: all slots are busy and the queue is full. Please try again in {s}s.",
+    "gateway_queue_timeout": (
+        "Server overloaded: no slot became free within {wait:g}s. Please try again in {s}s."
+    ),
+    "no_backend": "Server overloaded: no backend of this model is up. Please try again in {s}s.",
+    "too_many_choices": (
+        "This request asks for more choices or prompts at once than any backend has slots; ask for fewer."
+    ),
+    "exhausted": "The backend could not be reached, and no other backend of this model is left to try.",
+}
+
+
+class Dispatcher:
+    """The asyncio side of `core.dispatch`. All methods are called on the loop's own thread."""
+
+    def __init__(
+        self,
+        dispatch: Dispatch,
+        rng: Random,
+        on_refused: Callable[[Offer, Refuse], None] = lambda _offer, _refusal: None,
+    ) -> None:
+        self.dispatch = dispatch
+        self._rng = rng
+        self._on_refused = on_refused
+        self._loop = asyncio.get_running_loop()
+        self._pending: dict[int, asyncio.Future[Start | Refuse]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._tickets = 0
+
+    def ticket(self) -> int:
+        self._tickets += 1
+        return self._tickets
+
+    def place(self, offer: Offer) -> Place:
+        """`async with dispatcher.place(offer) as placement`: waits in line, raises GatewayError."""
+        return Place(self, offer)
+
+    def apply(self, decisions: list[Decision]) -> None:
+        """Hand decisions to those who wait for them. Called with what every dispatch event returned."""
+        for decision in decisions:
+            if isinstance(decision, Wait):
+                continue
+            future = self._pending.pop(decision.ticket, None)
+            if future is not None and not future.done():
+                # done: cancelled at this very instant, and its exit gives the permits back
+                future.set_result(decision)
+        self._arm()
+
+    def refusal(self, refused: Refuse) -> GatewayError:
+        """The refusal in words, with a Retry-After that spreads: x 0.75..1.25, so clients do not return as one."""
+        if refused.reason == "no_backend":
+            again: float | None = 5.0
+        elif refused.reason in ("too_many_choices", "exhausted"):
+            again = None
+        else:
+            again = min(max(refused.retry_after_s, 1.0), RETRY_AFTER_MAX_S)
+            again *= self._rng.uniform(0.75, 1.25)
+        text = MESSAGES[refused.reason].format(
+            s=max(1, -int(-(again or 0) // 1)), wait=self.dispatch.limits.max_wait_s
+        )
+        key = "upstream_failed" if refused.reason == "exhausted" else refused.reason
+        return GatewayError(key, text, retry_after_s=again)
+
+    def now(self) -> float:
+        return self._loop.time()
+
+    async def decided(self, offer: Offer, decisions: list[Decision]) -> Start:
+        """Wait for the decision about this ticket; the first of `decisions` may be it already."""
+        own = decisions[0] if decisions else None
+        if isinstance(own, Start) and own.ticket == offer.ticket:
+            self.apply(decisions[1:])
+            return own
+        if isinstance(own, Refuse) and own.ticket == offer.ticket:
+            self.apply(decisions[1:])
+            self._on_refused(offer, own)
+            raise self.refusal(own)
+        future = self._pending[offer.ticket] = self._loop.create_future()
+        self.apply(decisions)
+        try:
+            decision: Start | Refuse = await future
+        finally:
+            self._pending.pop(offer.ticket, None)
+        if isinstance(decision, Refuse):
+            self._on_refused(offer, decision)
+            raise self.refusal(decision)
+        return decision
+
+    def _arm(self) -> None:
+        """Keep the one timer at the earliest time something is due."""
+        now = self._loop.time()
+        due = self.dispatch.wake_at(now)
+        if due is None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            return
+        if self._timer is not None:
+            if self._timer.when() <= due + 0.001:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(due, self._on_time)
+
+    def _on_time(self) -> None:
+        self._timer = None
+        self.apply(self.dispatch.tick(self._loop.time()))
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class Place:
+    """One request's stay: in line, then on a backend. Its exit gives back whatever it holds."""
+
+    __slots__ = (
+        "_cancelled",
+        "_dispatcher",
+        "affinity",
+        "attempts",
+        "backend",
+        "offer",
+        "queued_s",
+        "served",
+    )
+
+    def __init__(self, dispatcher: Dispatcher, offer: Offer) -> None:
+        self._dispatcher = dispatcher
+        self._cancelled = True
+        self.offer = offer
+        self.backend = ""
+        self.queued_s = 0.0
+        self.affinity: Affinity = "none"
+        self.attempts = 0
+        self.served = False
+
+    async def __aenter__(self) -> Self:
+        dispatcher = self._dispatcher
+        now = dispatcher.now()
+        try:
+            self._take(
+                now,
+                await dispatcher.decided(self.offer, dispatcher.dispatch.offer(now, self.offer)),
+            )
+        except BaseException:
+            self._give_back()
+            raise
+        return self
+
+    async def elsewhere(self) -> None:
+        """The backend refused without doing work: wait for another one. Raises GatewayError if there is none."""
+        dispatcher = self._dispatcher
+        now = dispatcher.now()
+        decisions = dispatcher.dispatch.retry(now, self.offer.ticket)
+        self._cancelled = True
+        self._take(now, await dispatcher.decided(self.offer, decisions))
+
+    def may_go_elsewhere(self) -> bool:
+        """Is there another backend of its pool, not tried yet, that may take it within its deadline?"""
+        return self._dispatcher.dispatch.has_other(self._dispatcher.now(), self.offer.ticket)
+
+    def first_token(self) -> None:
+        """Its prefill is over."""
+        self._dispatcher.dispatch.first_token(self._dispatcher.now(), self.offer.ticket)
+
+    def finished(self, *, served: bool) -> None:
+        """The engine is done with it, so its slot is free at once, not settling."""
+        self._cancelled = False
+        self.served = served
+
+    async def __aexit__(
+        self,
+        _type: type[BaseException] | None,
+        _value: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self._give_back()
+
+    def _take(self, since: float, start: Start) -> None:
+        self.backend, self.affinity = start.backend, start.affinity
+        self.queued_s += self._dispatcher.now() - since
+        self.attempts += 1
+
+    def _give_back(self) -> None:
+        dispatcher, ticket = self._dispatcher, self.offer.ticket
+        now = dispatcher.now()
+        if ticket in dispatcher.dispatch.held:
+            decisions = dispatcher.dispatch.release(
+                now, ticket, cancelled=self._cancelled, served=self.served
+            )
+        else:
+            decisions = dispatcher.dispatch.cancel(now, ticket)
+        dispatcher.apply(decisions)

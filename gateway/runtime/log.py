@@ -1,0 +1,99 @@
+"""Log lines: one for each request, and one for what happens to backends and the configuration.
+
+Lines are written by a thread of their own, so that a slow or full disk never holds the event loop; when it
+cannot keep up, lines are dropped and counted rather than kept. JSON lines for machines, a console form for people.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from queue import Empty, Full, Queue
+from typing import TextIO
+
+import msgspec
+
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+MAX_PENDING = 10_000
+
+
+class LineLog:
+    """Owner of the log stream. `log` may be called on the loop; `close` flushes."""
+
+    def __init__(
+        self, level: str = "info", form: str = "auto", stream: TextIO | None = None
+    ) -> None:
+        self._stream = stream or sys.stderr
+        self._least = LEVELS[level]
+        console = form == "console" or (form == "auto" and self._stream.isatty())
+        self._write_line = self._console if console else self._json
+        self._encode = msgspec.json.Encoder().encode
+        self._lines: Queue[tuple[datetime, str, Mapping[str, object]] | None] = Queue(MAX_PENDING)
+        self.dropped = 0
+        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
+        self._thread.start()
+
+    def request(self, fields: Mapping[str, object]) -> None:
+        """The line of one request."""
+        self.log("info", fields)
+
+    def event(self, level: str, event: str, **fields: object) -> None:
+        """Something happened that is no request."""
+        self.log(level, {"event": event, **fields})
+
+    def log(self, level: str, fields: Mapping[str, object]) -> None:
+        if LEVELS[level] < self._least:
+            return
+        try:
+            self._lines.put_nowait((datetime.now(UTC), level, fields))
+        except Full:
+            self.dropped += 1
+
+    def close(self) -> None:
+        """Write what is left; waits for at most two seconds."""
+        try:
+            self._lines.put(None, timeout=1)
+        except Full:
+            return
+        self._thread.join(timeout=2)
+
+    def _run(self) -> None:
+        while True:
+            batch = [self._lines.get()]
+            try:
+                while len(batch) < 500:
+                    batch.append(self._lines.get_nowait())
+            except Empty:
+                pass
+            text = "".join(self._write_line(*item) for item in batch if item is not None)
+            try:
+                self._stream.write(text)
+                self._stream.flush()
+            except (OSError, ValueError):  # a full disk, a closed pipe: the gateway goes on
+                self.dropped += len(batch)
+            if None in batch:
+                return
+
+    def _json(self, at: datetime, level: str, fields: Mapping[str, object]) -> str:
+        known = {name: value for name, value in fields.items() if value is not None}
+        stamp = at.isoformat(timespec="milliseconds")
+        return self._encode({"time": stamp, "level": level, **known}).decode() + "\n"
+
+    def _console(self, at: datetime, level: str, fields: Mapping[str, object]) -> str:
+        stamp = at.astimezone().strftime("%H:%M:%S.%f")[:-3]
+        shown = " ".join(
+            f"{name}={_plain(value)}"
+            for name, value in fields.items()
+            if value is not None and name != "event"
+        )
+        return f"{stamp} {level:<7} {fields.get('event', ''):<10} {shown}\n"
+
+
+def _plain(value: object) -> str:
+    """A value on one line: nothing a client sends can start a line of its own or steer a terminal."""
+    text = str(value)
+    if text.isprintable() and " " not in text:
+        return text
+    return repr(text)

@@ -1,0 +1,179 @@
+"""What becomes known of one request while it passes, and where it is told when it ends: metrics and the log line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Self
+
+from gateway.core.catalog import NONE
+from gateway.core.errors import GatewayError, Headers, Outcome, status_of
+from gateway.core.figures import Usage
+from gateway.runtime.disconnect import ClientGone
+from gateway.runtime.dispatcher import Place
+from gateway.runtime.exchange import Exchange
+from gateway.runtime.metrics import Metrics, Series
+
+Log = Callable[[Mapping[str, object]], None]
+
+
+class Record:
+    """`with Record(...) as record`: every ending becomes one Outcome, one log line, one count."""
+
+    __slots__ = (
+        "_clock",
+        "_last_at",
+        "_log",
+        "_metrics",
+        "_place",
+        "_series",
+        "_since",
+        "_status",
+        "affinity",
+        "backend",
+        "error",
+        "events",
+        "exchange",
+        "key",
+        "model",
+        "outcome",
+        "queued_s",
+        "ttft_s",
+        "usage",
+    )
+
+    def __init__(self, exchange: Exchange, metrics: Metrics, log: Log) -> None:
+        self.exchange = exchange
+        self._metrics = metrics
+        self._log = log
+        self._clock = asyncio.get_running_loop().time
+        self._since = self._clock()
+        self._series: Series | None = None
+        self._last_at = 0.0
+        self.key = NONE
+        self.model = NONE
+        self.backend: str | None = None
+        self.outcome: Outcome | None = None
+        self.error: str | None = None
+        self.queued_s: float | None = None
+        self._status = 0  # of a refusal that is yet to be sent
+        self.affinity: str = "none"
+        self.ttft_s: float | None = None
+        self.events = 0
+        self.usage: Usage | None = None
+        self._place: Place | None = None
+        exchange.describe = self.headers
+
+    def __enter__(self) -> Self:
+        return self
+
+    def placed(self, place: Place) -> None:
+        """It has a backend, perhaps not its first."""
+        self.backend, self.queued_s, self.affinity = place.backend, place.queued_s, place.affinity
+        self._series = self._metrics.series(self.model, place.backend)
+        self._place = place
+
+    def headers(self) -> Headers:
+        """What the client is told of where its request went."""
+        if self.backend is None:
+            return []
+        queue_ms = round((self.queued_s or 0.0) * 1000)
+        return [
+            (b"x-slotgate-backend", self.backend.encode()),
+            (b"x-slotgate-queue-ms", b"%d" % queue_ms),
+            (b"x-slotgate-affinity", self.affinity.encode()),
+        ]
+
+    def content(self, now: float, events: int) -> None:
+        """A read brought this many events with generated content."""
+        series = self._series
+        if series is None:
+            return
+        if self.events == 0:
+            self.ttft_s = now - (self.exchange.received_at or self._since)
+            series.first_token(now, self.ttft_s)
+            if self._place is not None:
+                self._place.first_token()
+        else:
+            series.gap(now, now - self._last_at, events)
+        self._last_at = now
+        self.events += events
+
+    def used(self, usage: Usage | None) -> None:
+        """What the engine says it used."""
+        self.usage = usage
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        self.outcome = self._ending(error)
+        route = self.exchange.route
+        counts = route is not None and route.generates
+        self._metrics.ended(self.model, self.key, self.outcome, counts=counts)
+        if self._series is not None:
+            self._count(self._series)
+        self._log(self._line())
+
+    def _ending(self, error: BaseException | None) -> Outcome:
+        if isinstance(error, GatewayError):
+            self.error = error.situation.code
+            self._status = status_of(error, self.exchange.family)
+            return error.situation.outcome
+        if isinstance(error, ClientGone | asyncio.CancelledError):
+            return Outcome.CLIENT_GONE
+        if error is not None:
+            self.error = "internal_error"
+            return Outcome.UPSTREAM_FAILED
+        return Outcome.SERVED if self.exchange.status < 400 else Outcome.UPSTREAM_REFUSED
+
+    def _count(self, series: Series) -> None:
+        metrics, usage = self._metrics, self.usage
+        if self.queued_s is not None:
+            metrics.waited(self.model, self.queued_s)
+        metrics.affinity[self.affinity,] += 1
+        generated = usage.generated_tokens if usage else None
+        if generated is None:
+            generated = self.events
+        series.generated_tokens += generated
+        metrics.key_tokens[self.key, "generated"] += generated
+        if usage is not None:
+            prompt, cached = usage.prompt_tokens or 0, usage.cached_tokens or 0
+            series.prompt_tokens += prompt
+            series.cached_tokens += cached
+            metrics.key_tokens[self.key, "prompt"] += prompt
+            metrics.key_tokens[self.key, "cached"] += cached
+        if self.outcome is Outcome.SERVED:
+            series.request.observe(self._clock() - (self.exchange.received_at or self._since))
+
+    def _line(self) -> dict[str, object]:
+        """The request in one line: no prompt, no key, no query."""
+        exchange, usage = self.exchange, self.usage
+        line: dict[str, object] = {
+            "event": "request",
+            "request_id": exchange.request_id,
+            "key": self.key,
+            "method": exchange.method,
+            "path": exchange.path,
+            "model": self.model,
+            "backend": self.backend,
+            "outcome": self.outcome,
+            "status": exchange.status or self._status or None,
+            "queue_ms": _ms(self.queued_s),
+            "ttft_ms": _ms(self.ttft_s),
+            "ms": _ms(self._clock() - self._since),
+            "affinity": self.affinity,
+            "prompt_tokens": usage.prompt_tokens if usage else None,
+            "cached_tokens": usage.cached_tokens if usage else None,
+            "generated_tokens": usage.generated_tokens if usage else self.events or None,
+        }
+        if self.error is not None:
+            line["error"] = self.error
+        return line
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 1)
