@@ -6,16 +6,18 @@ alone leaves it 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
+from gateway.cli import probing
 from gateway.core.config import Config
 from gateway.core.keys import Key
 from gateway.core.settings.nodes import ConfigErrors, Mistake
-from gateway.core.settings.rules import doubts
+from gateway.core.settings.rules import doubts, unconfirmed
 from gateway.runtime.configfile import load
 from gateway.runtime.keystore import read_keys
 
@@ -30,14 +32,37 @@ def check(context: click.Context, file: Path, offline: bool) -> None:
     for mistake in mistakes:
         click.echo(str(mistake))
     if config is not None:
-        for doubt in [*doubts(config), *_key_doubts(config, keys, file)]:
-            click.echo(f"{file}: warning: {doubt}")
+        named = unconfirmed(config) if offline else ()
+        _tell(file, "warning: ", [*doubts(config), *named, *_key_doubts(config, keys, file)])
     if config is None or mistakes:
-        click.echo(_count(len(mistakes), "mistake"), err=True)
-        context.exit(1)
+        _end(context, len(mistakes))
+        return
     click.echo(f"{file}: correct: {_summary(config, keys)}")
     if not offline:
-        click.echo("The backends were not asked.", err=True)
+        _end(context, _ask_backends(config, file))
+
+
+def _ask_backends(config: Config, file: Path) -> int:
+    """Print what the backends say; how many things are wrong."""
+    answers = asyncio.run(probing.ask_all(config))
+    for line in probing.lines(answers):
+        click.echo(line)
+    _tell(file, "warning: ", probing.warnings(answers))
+    return _tell(file, "", probing.wrongs(config, answers))
+
+
+def _tell(file: Path, kind: str, found: Iterable[str]) -> int:
+    count = 0
+    for words in found:
+        click.echo(f"{file}: {kind}{words}")
+        count += 1
+    return count
+
+
+def _end(context: click.Context, wrong: int) -> None:
+    if wrong:
+        click.echo(f"{_count(wrong, 'thing')} to mend.", err=True)
+        context.exit(1)
 
 
 def _read(file: Path) -> tuple[Config | None, Sequence[Key], Sequence[Mistake]]:

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.core.config import Backend, Config, Limits, ModelAlias, Secret, Timeouts, is_loopback
 from gateway.core.settings.nodes import ConfigErrors, Mistake
-from gateway.core.settings.rules import doubts
+from gateway.core.settings.rules import doubts, unconfirmed
 from gateway.runtime.configfile import from_backends, keys_file_of, load
 
 ONE = "backends: [{url: http://127.0.0.1:8080}]\n"
@@ -380,7 +380,7 @@ def test_a_host_is_loopback_only_if_it_surely_is(host: str, expected: bool) -> N
 def test_a_fallback_may_be_a_model_that_only_an_engine_knows(read) -> None:
     config = read(ONE + "models: {coder: {ids: [a], fallback: small}}\ndefault_model: other\n")
     assert config.models["coder"].fallback == "small"
-    assert [one.split(":")[0] for one in doubts(config)] == [
+    assert [one.split(":")[0] for one in unconfirmed(config)] == [
         "default_model",
         "models.coder.fallback",
     ]
@@ -390,7 +390,7 @@ def test_a_right_config_raises_no_doubts(read) -> None:
     config = read(
         "backends: [{url: http://h, models: [a, b]}]\nmodels: {x: {ids: [a], fallback: b}}\ndefault_model: x"
     )
-    assert doubts(config) == ()
+    assert (doubts(config), unconfirmed(config)) == ((), ())
 
 
 def test_what_serves_nothing_raises_doubts(read, tmp_path: Path) -> None:

@@ -50,11 +50,6 @@ def read(
 def doubts(config: Config) -> tuple[str, ...]:
     """What is allowed but looks like a slip: `path: words`, for `slotgate check` to warn of."""
     found: list[str] = []
-    for path, name in _references(config):
-        if name not in config.models and not _is_listed(name, config):
-            found.append(
-                f"{path}: `{name}` is no alias; it works only if a backend serves a model of this id"
-            )
     for name, alias in config.models.items():
         if _all_listed(config) and not any(_is_listed(one, config) for one in alias.ids):
             found.append(f"models.{name}.ids: no backend lists any of these ids in its `models`")
@@ -66,6 +61,24 @@ def doubts(config: Config) -> tuple[str, ...]:
     if all(backend.drain for backend in config.backends):
         found.append("backends: every backend has drain: true, so nothing will be served")
     return tuple(found)
+
+
+def unconfirmed(config: Config) -> tuple[str, ...]:
+    """The names that only an engine can confirm: `path: words`, for a check that does not ask them."""
+    return tuple(
+        f"{path}: `{name}` is no alias; it works only if a backend serves a model of this id"
+        for path, name in references(config)
+        if name not in config.models and not _is_listed(name, config)
+    )
+
+
+def references(config: Config) -> Iterable[tuple[str, str]]:
+    """Each place where a setting names a model or an alias."""
+    if config.default_model is not None:
+        yield "default_model", config.default_model
+    for name, alias in config.models.items():
+        if alias.fallback is not None:
+            yield join(f"models.{name}", "fallback"), alias.fallback
 
 
 def _located(config: Config, folder: PurePath, default_keys_file: str | None) -> Config:
@@ -115,7 +128,7 @@ def _backends(config: Config, notes: Notes) -> None:
 
 def _models(config: Config, notes: Notes) -> None:
     all_known = _all_listed(config) and not notes.any_below("backends", "models")
-    for path, name in _references(config) if all_known else ():
+    for path, name in references(config) if all_known else ():
         if name not in config.models and not _is_listed(name, config):
             known = [
                 *config.models,
@@ -168,15 +181,6 @@ def _exposure(config: Config, notes: Notes) -> None:
             f"is needed because listen.host {host} is not a loopback address; write keys_file: keys.yaml "
             "and make a key with `slotgate keys new NAME`",
         )
-
-
-def _references(config: Config) -> Iterable[tuple[str, str]]:
-    """Each place where a setting names a model or an alias."""
-    if config.default_model is not None:
-        yield "default_model", config.default_model
-    for name, alias in config.models.items():
-        if alias.fallback is not None:
-            yield join(f"models.{name}", "fallback"), alias.fallback
 
 
 def _is_listed(model: str, config: Config) -> bool:
