@@ -7,13 +7,12 @@ socket can fail reaches the exchange as one UpstreamError. Bytes that nobody ask
 from __future__ import annotations
 
 import asyncio
-import math
 import select
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, cast
 
+from gateway.runtime.deadlines import Alarm, Deadlines
 from gateway.runtime.http1 import HIGH_WATER, Response
 
 SLICE: Final = (
@@ -33,24 +32,11 @@ UNACKED_MS: Final = 45_000
 FITS_UNREAD: Final = 32 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Deadlines:
-    """How long a backend may take, in seconds; 0 is for ever.
-
-    `first_byte_s` runs from the request sent to the first body byte (while the request is being sent, from the last
-    progress of that), `between_bytes_s` between later reads off the wire. Neither runs while we do not read.
-    """
-
-    connect_s: float = 5.0
-    first_byte_s: float = 1800.0
-    between_bytes_s: float = 600.0
-
-
 class Connection(asyncio.Protocol):
     """Owns one socket and the timer that watches it. `on_lost` is told when the socket is gone."""
 
     __slots__ = (
-        "_deadline",
+        "_alarm",
         "_deadlines",
         "_loop",
         "_on_lost",
@@ -61,8 +47,6 @@ class Connection(asyncio.Protocol):
         "_response",
         "_short_patience",
         "_sock",
-        "_timer",
-        "_timer_at",
         "_transport",
         "_writing_paused",
         "closing",
@@ -93,9 +77,7 @@ class Connection(asyncio.Protocol):
         self._writing_paused = False
         self._reading_paused = False
         self._deadlines = Deadlines()
-        self._deadline = math.inf
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = math.inf
+        self._alarm = Alarm(self._loop, self._on_silence)
         self._poll = select.poll()
         self._poll.register(sock.fileno(), select.POLLIN)
         self._short_patience = False
@@ -130,24 +112,22 @@ class Connection(asyncio.Protocol):
         """The exchange is over. True if another may follow; otherwise the socket is closed, at once."""
         response = self._response
         self._response = None
-        self._deadline = math.inf
+        self._alarm.off()
         if response is None:
             return False
+        whole = response.ended and response.reusable and self._all_sent()
         response.detach()
-        if response.ended and response.reusable and not self.closing and self._all_sent():
-            self._resume_reading()
-            return True
-        self.abort()
-        return False
+        if self.closing or not whole:
+            self.abort()
+            return False
+        self._resume_reading()
+        return True
 
     def abort(self) -> None:
         """Close the socket now, dropping what is unsent. May be called again."""
         self.closing = True
         self._pending = memoryview(b"")
-        self._deadline = math.inf
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._alarm.close()
         if self._transport is not None:
             self._transport.abort()
 
@@ -163,7 +143,7 @@ class Connection(asyncio.Protocol):
             return
         response.feed(data)
         if response.ended:
-            self._deadline = math.inf
+            self._alarm.off()
         elif response.failed:
             self.abort()
         elif response.first_byte_at is not None:
@@ -213,7 +193,7 @@ class Connection(asyncio.Protocol):
         if not self._pending:
             self._sent()
             return
-        self._watch(self._deadlines.first_byte_s)
+        self._alarm.set(self._deadlines.first_byte_s)
         if not self._writing_paused:
             self._loop.call_soon(self._push)
 
@@ -221,25 +201,25 @@ class Connection(asyncio.Protocol):
         response = self._response
         if response is not None and not response.ended:
             response.read_started_at = self._loop.time()
-            self._watch(self._deadlines.first_byte_s)
+            self._alarm.set(self._deadlines.first_byte_s)
 
     def _on_body(self, response: Response) -> None:
         if response.backlog <= HIGH_WATER:
-            self._watch(self._deadlines.between_bytes_s)
+            self._alarm.set(self._deadlines.between_bytes_s)
         elif not self._reading_paused:
             self._pause_reading(response)
 
     def _pause_reading(self, response: Response) -> None:
         """The reader is slow: leave the rest to TCP, and do not blame the backend for the silence."""
         self._reading_paused = True
-        self._deadline = math.inf
+        self._alarm.off()
         response.on_drained = self._on_drained
         if self._transport is not None and not self.closing:
             self._transport.pause_reading()
 
     def _on_drained(self) -> None:
         self._resume_reading()
-        self._watch(self._deadlines.between_bytes_s)
+        self._alarm.set(self._deadlines.between_bytes_s)
 
     def _resume_reading(self) -> None:
         if not self._reading_paused:
@@ -289,29 +269,7 @@ class Connection(asyncio.Protocol):
             limit = UNACKED_MS if short else 0
             self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit)
 
-    # The clock: one timer, set late and seldom. Reads only move `_deadline`; the timer looks at it when it fires.
-
-    def _watch(self, seconds: float) -> None:
-        if seconds <= 0 or self.closing:
-            self._deadline = math.inf
-            return
-        self._deadline = self._loop.time() + seconds
-        if self._timer is None or self._timer_at > self._deadline:
-            self._set_timer()
-
-    def _set_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_at = self._deadline
-        self._timer = self._loop.call_at(self._deadline, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        if self._deadline == math.inf:
-            return
-        if self._loop.time() < self._deadline:
-            self._set_timer()
-            return
+    def _on_silence(self) -> None:
         response = self._response
         if response is not None:
             early = response.first_byte_at is None

@@ -18,6 +18,7 @@ from gateway.runtime.upstream_error import Kind, UpstreamError
 MAX_HEAD: Final = (
     64 * 1024
 )  # bytes of head, and of bytes in a row that bring no body (chunk headers, trailers)
+_FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 HIGH_WATER: Final = 256 * 1024  # unread body bytes above which the connection stops reading
 
 
@@ -148,6 +149,7 @@ class Response:
 
     def detach(self) -> None:
         """The exchange is over: take no more bytes, and let go of the parser (it points back here)."""
+        self.fail("broke", "the exchange was left before its end")
         self._parser = None
         self.on_drained = None
 
@@ -163,11 +165,11 @@ class Response:
         if self.head_done:
             return  # a trailer
         name = name.lower()
-        if name == b"transfer-encoding":
-            self._on_transfer_encoding(value)
-        elif name == b"content-length":
-            self._on_content_length()
-        self.headers.append((name, value.rstrip(b" \t")))  # the parser strips the left side only
+        if name in _FRAMING:
+            self._on_framing(name, value)
+        if value and value[-1] <= 32:
+            value = value.rstrip(b" \t")  # the parser strips the left side only
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self.head_done or self.failed or self._parser is None:
@@ -211,17 +213,12 @@ class Response:
             self.fail("protocol", "switched protocols unasked")
         self._framed = False
 
-    def _on_transfer_encoding(self, value: bytes) -> None:
-        # The header is hop-by-hop, so a coding other than chunked would reach the client unlabelled.
-        if value.strip().lower() != b"chunked":
+    def _on_framing(self, name: bytes, value: bytes) -> None:
+        # Transfer-Encoding is hop-by-hop, so a coding other than chunked would reach the client unlabelled.
+        if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
             self.fail("protocol", "a transfer coding other than chunked")
         elif self._framed:
-            self.reusable = False
-        self._framed = True
-
-    def _on_content_length(self) -> None:
-        if self._framed:
-            self.reusable = False
+            self.reusable = False  # framed twice: chunked wins, and then the connection ends
         self._framed = True
 
     def _on_garbage(self, error: Exception) -> None:

@@ -69,7 +69,7 @@ def _host(parts: SplitResult) -> tuple[str, str]:
         host = host.encode("idna").decode("ascii")
     except UnicodeError:
         raise ValueError("url has a host name that is not valid") from None
-    if not host or any(c.isspace() or c in "%\\" for c in host):
+    if not host or not host.isprintable() or any(c in " %\\" for c in host):
         raise ValueError("url has no valid host")
     return host, host
 

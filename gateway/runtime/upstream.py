@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Final
 
-from gateway.runtime.connection import Connection, Deadlines
+from gateway.runtime.connection import Connection
+from gateway.runtime.deadlines import Deadlines
 from gateway.runtime.dial import dial, tls_context
 from gateway.runtime.http1 import Response
 from gateway.runtime.idle import IdleConnections

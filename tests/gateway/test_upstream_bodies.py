@@ -75,6 +75,34 @@ def test_a_refusal_that_comes_while_the_body_is_leaving_is_delivered(
 
 
 @both_loops
+def test_a_refusal_is_delivered_even_if_a_write_fails_before_it_was_read(new_loop: Loop) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.reader.readuntil(b"\r\n\r\n")
+        await stopped.wait()
+        await peer.send(length(b"no", status=b"413 Too Large"))
+        peer.reset()
+
+    stopped = asyncio.Event()
+
+    async def main() -> None:
+        async with Server(script) as server:
+            upstream = server.upstream()
+            task = asyncio.create_task(ask(upstream))
+            await until(lambda: upstream.open_connections == 1 and bool(upstream._connections))
+            (connection,) = upstream._connections
+            transport = connection._transport
+            assert transport is not None
+            transport.pause_reading()  # the answer and the reset come while this loop looks elsewhere
+            stopped.set()
+            await until(lambda: server.open == 0)
+            transport.write(b"the rest of a body")
+            response, body = await task
+            assert (response.status, body) == (413, b"no")
+
+    run(new_loop, main())
+
+
+@both_loops
 def test_an_answer_that_begins_early_does_not_stop_the_request(new_loop: Loop) -> None:
     async def script(peer: Peer) -> None:
         head = await peer.reader.readuntil(b"\r\n\r\n")

@@ -1,68 +1,34 @@
-"""Deadlines and cancellation: every way of giving up closes the socket at once (B001, B002, B008, B009, B011, B049)."""
+"""Deadlines: a backend that takes too long, in each phase (B008, B009, B049)."""
 
 import asyncio
-import contextlib
 import socket
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
+from gateway.runtime.deadlines import Alarm
 from gateway.runtime.upstream import Deadlines, Target, Upstream, UpstreamError
 from tests.gateway.upstream_server import (
+    CHUNKED_HEAD,
     PATIENT,
     SLACK,
     Peer,
     Server,
-    answers,
     ask,
+    black_hole,
     both_loops,
     length,
+    reads_nothing,
     run,
+    silent,
+    silent_after_body,
+    silent_after_head,
     until,
 )
 
 Loop = Callable[[], asyncio.AbstractEventLoop]
 OK = length(b"ok")
-HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
-async def silent(peer: Peer) -> None:
-    await peer.request()
-    await peer.gone()
-
-
-async def silent_after_head(peer: Peer) -> None:
-    await peer.request()
-    await peer.send(HEAD)
-    await peer.gone()
-
-
-async def silent_after_body(peer: Peer) -> None:
-    await peer.request()
-    await peer.send(HEAD + b"2\r\nok\r\n")
-    await peer.gone()
-
-
-async def reads_nothing(peer: Peer) -> None:
-    peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
-    await asyncio.sleep(3600)
-
-
-@contextlib.asynccontextmanager
-async def black_hole() -> AsyncIterator[int]:
-    """A port that never completes a handshake: its accept queue is full."""
-    loop = asyncio.get_running_loop()
-    with socket.socket() as listener, contextlib.ExitStack() as stack:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(0)
-        for _ in range(4):
-            sock = stack.enter_context(socket.socket())
-            sock.setblocking(False)
-            sock.connect_ex(listener.getsockname())
-        await asyncio.sleep(0.01)
-        assert loop.is_running()
-        yield listener.getsockname()[1]
 
 
 @both_loops
@@ -104,7 +70,7 @@ def test_a_backend_that_falls_silent_in_its_answer_is_given_up(new_loop: Loop) -
 def test_a_slow_stream_lives_as_long_as_no_single_gap_is_too_long() -> None:
     async def script(peer: Peer) -> None:
         await peer.request()
-        await peer.send(HEAD)
+        await peer.send(CHUNKED_HEAD)
         for _ in range(8):
             await asyncio.sleep(0.1)
             await peer.send(b"1\r\nx\r\n")
@@ -124,7 +90,7 @@ def test_zero_turns_a_deadline_off(new_loop: Loop) -> None:
     async def script(peer: Peer) -> None:
         await peer.request()
         await asyncio.sleep(0.2)
-        await peer.send(HEAD)
+        await peer.send(CHUNKED_HEAD)
         await asyncio.sleep(0.2)
         await peer.send(b"1\r\nx\r\n")
         await asyncio.sleep(0.2)
@@ -200,116 +166,10 @@ def test_a_closed_port_is_refused_and_cannot_have_run(new_loop: Loop) -> None:
     run(new_loop, main())
 
 
-PHASES = [silent, silent_after_head, silent_after_body]
-
-
-@both_loops
-@pytest.mark.parametrize("twice", [False, True], ids=["once", "twice"])
-@pytest.mark.parametrize("script", PHASES)
-def test_a_cancelled_exchange_closes_its_socket_at_once(
-    new_loop: Loop, script: Callable[[Peer], asyncio.Future[None]], twice: bool
-) -> None:
-    async def main() -> None:
-        async with Server(script) as server:
-            upstream = server.upstream()
-            for turn in range(1, 61):
-                task = asyncio.create_task(ask(upstream))
-                await until(lambda turn=turn: len(server.requests) == turn)  # type: ignore[misc]
-                if turn % 2:
-                    await asyncio.sleep(0.002)
-                task.cancel()
-                if twice:
-                    await asyncio.sleep(0)
-                    task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-                await until(lambda turn=turn: server.seen_gone == turn, 1)  # type: ignore[misc]
-                assert upstream.open_connections == 0
-            assert upstream.idle == 0
-
-    run(new_loop, main())
-
-
-@both_loops
-def test_cancelling_while_connecting_leaves_no_socket(new_loop: Loop) -> None:
-    async def main() -> None:
-        async with black_hole() as port:
-            upstream = Upstream(Target.parse("gpu1", f"http://127.0.0.1:{port}"))
-            before = _open_files()
-            for turn in range(60):
-                task = asyncio.create_task(ask(upstream))
-                for _ in range(turn % 4):
-                    await asyncio.sleep(0)
-                task.cancel()
-                if turn % 3 == 0:
-                    await asyncio.sleep(0)
-                    task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-            assert upstream.open_connections == 0
-            assert _open_files() <= before
-
-    run(new_loop, main())
-
-
-@both_loops
-def test_cancelling_at_any_turn_of_the_loop_leaves_nothing(new_loop: Loop) -> None:
-    """Names, connect, hand-over to the transport, request, head, body: whatever the await, nothing stays."""
-
-    async def main() -> None:
-        async with Server(answers(OK)) as server:
-            upstream = Upstream(
-                Target.parse("gpu1", f"http://localhost:{server.port}"), idle_expiry_s=0
-            )
-            await ask(upstream)
-            await until(lambda: server.open == 0)
-            before = _open_files()
-            for turns in range(40):
-                task = asyncio.create_task(ask(upstream))
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-                await until(lambda: upstream.open_connections == 0)
-            await until(lambda: server.open == 0)
-            await until(lambda: _open_files() <= before)
-
-    run(new_loop, main())
-
-
-@both_loops
-def test_cancelling_while_a_large_body_is_leaving_closes_at_once(new_loop: Loop) -> None:
-    async def main() -> None:
-        async with Server(reads_nothing) as server:
-            upstream = server.upstream()
-            task = asyncio.create_task(ask(upstream, b"x" * 32_000_000))
-            await until(lambda: server.accepted == 1)
-            await asyncio.sleep(0.05)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            await until(lambda: upstream.open_connections == 0, 1)
-
-    run(new_loop, main())
-
-
-def test_leaving_in_the_middle_of_a_stream_closes_at_once() -> None:
-    async def main() -> None:
-        async with Server(silent_after_body) as server:
-            upstream = server.upstream()
-            async with upstream.open("POST", "/v1/x", b"", [], b"{}", PATIENT) as response:
-                assert await response.read() == b"ok"
-                assert not response.complete
-            await until(lambda: server.seen_gone == 1, 1)
-            assert upstream.open_connections == 0
-
-    run(asyncio.new_event_loop, main())
-
-
 def test_the_times_of_sending_and_of_the_first_byte_are_told() -> None:
     async def script(peer: Peer) -> None:
         await peer.request()
-        await peer.send(HEAD)
+        await peer.send(CHUNKED_HEAD)
         await asyncio.sleep(0.1)
         await peer.send(b"1\r\nx\r\n0\r\n\r\n")
 
@@ -324,5 +184,57 @@ def test_the_times_of_sending_and_of_the_first_byte_are_told() -> None:
     run(asyncio.new_event_loop, main())
 
 
-def _open_files() -> int:
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+@both_loops
+def test_reading_on_after_the_exchange_was_left_is_an_error_and_not_a_wait(new_loop: Loop) -> None:
+    async def main() -> None:
+        async with Server(silent_after_head) as server:
+            async with server.upstream().open("POST", "/v1/x", b"", [], b"", PATIENT) as response:
+                reader = asyncio.create_task(response.read())
+                await asyncio.sleep(0)
+            for read in (reader, response.read()):
+                with pytest.raises(UpstreamError):
+                    await read
+
+    run(new_loop, main())
+
+
+def test_an_alarm_that_is_put_off_again_and_again_goes_off_once_at_the_end() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        rang: list[float] = []
+        alarm = Alarm(loop, lambda: rang.append(loop.time()))
+        last = 0.0
+        for _ in range(20):
+            last = loop.time()
+            alarm.set(0.1)
+            await asyncio.sleep(0.01)
+        await until(lambda: bool(rang))
+        assert rang[0] >= last + 0.1
+        await asyncio.sleep(0.15)
+        assert len(rang) == 1
+
+    run(asyncio.new_event_loop, main())
+
+
+def test_an_alarm_can_be_brought_forward_switched_off_and_closed() -> None:
+    async def main() -> None:
+        rang: list[str] = []
+        alarms = {
+            name: Alarm(asyncio.get_running_loop(), partial(rang.append, name)) for name in "abcd"
+        }
+        for alarm in alarms.values():
+            alarm.set(3600)
+        alarms["a"].set(0.01)
+        alarms["b"].set(0.01)
+        alarms["b"].off()
+        alarms["c"].set(0.01)
+        alarms["c"].close()
+        alarms["c"].set(0.01)
+        alarms["d"].set(0)
+        await until(lambda: rang == ["a"])
+        await asyncio.sleep(0.05)
+        assert rang == ["a"]
+        for alarm in alarms.values():
+            alarm.close()
+
+    run(asyncio.new_event_loop, main())

@@ -15,7 +15,7 @@ import os
 import socket
 import ssl
 import struct
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -194,6 +194,47 @@ def answers_once(response: bytes) -> Callable[[Peer], Awaitable[None]]:
         await peer.send(response)
 
     return script
+
+
+CHUNKED_HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+async def silent(peer: Peer) -> None:
+    await peer.request()
+    await peer.gone()
+
+
+async def silent_after_head(peer: Peer) -> None:
+    await peer.request()
+    await peer.send(CHUNKED_HEAD)
+    await peer.gone()
+
+
+async def silent_after_body(peer: Peer) -> None:
+    await peer.request()
+    await peer.send(CHUNKED_HEAD + b"2\r\nok\r\n")
+    await peer.gone()
+
+
+async def reads_nothing(peer: Peer) -> None:
+    peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    await asyncio.sleep(3600)
+
+
+@contextlib.asynccontextmanager
+async def black_hole() -> AsyncIterator[int]:
+    """A port that never completes a handshake: its accept queue is full."""
+    loop = asyncio.get_running_loop()
+    with socket.socket() as listener, contextlib.ExitStack() as stack:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):
+            sock = stack.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(listener.getsockname())
+        await asyncio.sleep(0.01)
+        assert loop.is_running()
+        yield listener.getsockname()[1]
 
 
 def length(body: bytes, *extra: bytes, status: bytes = b"200 OK") -> bytes:

@@ -1,0 +1,79 @@
+"""How long a backend may take, and the one timer per connection that watches it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long a backend may take, in seconds; 0 is for ever.
+
+    `first_byte_s` runs from the request sent to the first body byte (while the request is being sent, from the last
+    progress of that), `between_bytes_s` between later reads off the wire. Neither runs while we do not read.
+    """
+
+    connect_s: float = 5.0
+    first_byte_s: float = 1800.0
+    between_bytes_s: float = 600.0
+
+
+class Alarm:
+    """Goes off when nobody put it off in time. Owns a loop timer, set late and seldom.
+
+    Putting it off, as every read does, only moves a number; the timer looks at it when it fires.
+    """
+
+    __slots__ = ("_at", "_call", "_closed", "_loop", "_timer", "_timer_at")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+        self._loop = loop
+        self._call = call
+        self._at = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        self._closed = False
+
+    def set(self, seconds: float) -> None:
+        """Go off `seconds` from now, not before; 0: never."""
+        if seconds <= 0 or self._closed:
+            self._at = math.inf
+            return
+        self._at = self._loop.time() + seconds
+        if self._at < self._timer_at:
+            self._start_timer()
+
+    def off(self) -> None:
+        """Do not go off until it is set again."""
+        self._at = math.inf
+
+    def close(self) -> None:
+        """Never go off again."""
+        self._closed = True
+        self._at = math.inf
+        self._stop_timer()
+
+    def _start_timer(self) -> None:
+        self._stop_timer()
+        self._timer_at = self._at
+        self._timer = self._loop.call_at(self._at, self._on_timer)
+
+    def _stop_timer(self) -> None:
+        self._timer_at = math.inf
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._timer_at = math.inf
+        if self._at == math.inf:
+            return
+        if self._loop.time() < self._at:
+            self._start_timer()
+        else:
+            self._at = math.inf
+            self._call()
