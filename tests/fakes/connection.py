@@ -240,10 +240,6 @@ class Connection(asyncio.Protocol):
         """Bytes written here that the kernel has not taken yet."""
         return self._transport.get_write_buffer_size()
 
-    @property
-    def bytes_received(self) -> int:
-        return sum(len(data) for _, data in self.received)
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by class
         self._intake.on_open(self)

@@ -12,7 +12,6 @@ Times are time.monotonic() seconds. It runs in the test's own loop.
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -95,10 +94,10 @@ class FakeEngine:
 
     async def listen(self) -> None:
         """Listens (again, on the same port)."""
-        listener = _listener(self.host, self.port)
-        self.port = listener.getsockname()[1]
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self.intake.accept, sock=listener, backlog=4096)
+        self._server = await asyncio.get_running_loop().create_server(
+            self.intake.accept, self.host, self.port, backlog=4096
+        )
+        self.port = self._server.sockets[0].getsockname()[1]
 
     async def go_down(self, *, rst: bool = True) -> None:
         """Dies: refuses connections and breaks those it has; caches and slots are lost."""
@@ -302,11 +301,3 @@ class FakeEngine:
     def _give(self, lease: Lease) -> None:
         self.places.give(lease)
         self.occupancy.leave(lease)
-
-
-def _listener(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, port))
-    return listener

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
-import inspect
 import io
 import json
 import logging
@@ -25,6 +23,8 @@ from typing import Any
 
 import httpx2
 
+from gateway.app import Gateway
+from gateway.runtime import configfile
 from tests.fakes import invariants
 from tests.fakes.engine import FakeEngine
 from tests.fakes.running import eventually
@@ -36,7 +36,7 @@ ADMIN = "admin"  # the name of the key that may read metrics
 class Running:
     """A gateway in the middle of a test."""
 
-    gateway: Any
+    gateway: Gateway
     engines: Sequence[FakeEngine]
     keys: Mapping[str, str]  # name -> secret
     client: httpx2.AsyncClient  # with the first key, no timeout, the gateway as its base
@@ -48,7 +48,7 @@ class Running:
 
     @property
     def base_url(self) -> str:
-        return str(self.gateway.base_url)
+        return self.gateway.base_url
 
     @property
     def port(self) -> int:
@@ -64,9 +64,7 @@ class Running:
         return invariants.series_of(await self.metrics_text())
 
     async def metrics_text(self) -> str:
-        text = self.gateway.metrics_text()
-        found = await text if inspect.isawaitable(text) else text
-        return found.decode() if isinstance(found, bytes) else str(found)
+        return self.gateway.metrics_text()
 
     async def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric over the series with these labels; `slotgate_` may be left out."""
@@ -74,8 +72,7 @@ class Running:
         return invariants.total(await self.metrics(), name, **labels)
 
     async def status(self) -> Any:
-        status = self.gateway.status()
-        return await status if inspect.isawaitable(status) else status
+        return self.gateway.status()
 
     async def chat(self, path: str = "/v1/chat/completions", **body: Any) -> httpx2.Response:
         """One request, answered whole."""
@@ -117,11 +114,9 @@ async def running_gateway(
         document = _config(sections, bool(keys), {**(config or {}), **overrides})
         file = Path(folder) / "slotgate.yaml"
         file.write_text(json.dumps(document))
-        serving = importlib.import_module("gateway.app").Gateway.serving
-        load = importlib.import_module("gateway.runtime.configfile").load
         async with (
             invariants.loop_is_never_blocked(lag_limit_s if check else 60) as lag,
-            serving(load(file)) as gateway,
+            Gateway.serving(configfile.load(file)) as gateway,
             httpx2.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=None) as client,
         ):
             names = [section["name"] for section in sections]
@@ -143,7 +138,9 @@ async def _check(running: Running, canaries: Sequence[str]) -> None:
     text = await running.metrics_text()
     series = invariants.series_of(text)
     invariants.no_more_runs_than_requests(series, running.engines)
-    invariants.one_outcome_per_request(series, running.log.getvalue(), running.sent)
+    await invariants.one_outcome_per_request(
+        running.metrics_text, running.log.getvalue, running.sent
+    )
     served = {model for engine in running.engines for model in engine.models}
     invariants.labels_come_from_the_configuration(
         series,
@@ -225,18 +222,18 @@ def _write_keys(folder: Path, keys: Sequence[str | Mapping[str, Any]] | None) ->
 
 @contextlib.contextmanager
 def _listening_log() -> Iterator[io.StringIO]:
-    """What is written to the standard streams meanwhile, and what libraries log."""
+    """What is written to stderr meanwhile (the gateway's own log), and what libraries log."""
     log = io.StringIO()
     handler = logging.StreamHandler(log)
     handler.addFilter(lambda record: not record.name.startswith(("gateway", "slotgate")))
     root = logging.getLogger()
     root.addHandler(handler)
-    out, err = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _Both(out, log), _Both(err, log)
+    stderr = sys.stderr
+    sys.stderr = _Both(stderr, log)
     try:
         yield log
     finally:
-        sys.stdout, sys.stderr = out, err
+        sys.stderr = stderr
         root.removeHandler(handler)
 
 

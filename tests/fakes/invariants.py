@@ -100,18 +100,27 @@ def bytes_are_unchanged(at_client: bytes, from_engine: bytes) -> None:
     )
 
 
-def one_outcome_per_request(series: Series, log: str, sent: int | None = None) -> None:
-    """4. Every request ended in exactly one outcome: in the log by its id, in the metric by their number.
+async def one_outcome_per_request(
+    read: ReadMetrics, read_log: Callable[[], str], sent: int | None = None
+) -> None:
+    """4. Every request ended in exactly one outcome: once in the metric, on one line of the log.
 
-    `sent`: how many requests on generation and embedding paths the test sent, when it knows.
+    `sent`: how many requests on generation and embedding paths the test sent, when it knows. Ids that clients chose may
+    come twice; those that the gateway made (req-...) may not. The log is written by a thread, so it is waited for.
     """
-    lines = Counter(
-        str(line.get("request_id")) for line in _json_lines(log) if line.get("outcome") is not None
-    )
-    several = {key: count for key, count in lines.items() if count > 1}
-    assert not several, f"requests with several outcomes in the log: {several}"
-    counted = total(series, "slotgate_requests_total")
+    deadline = time.monotonic() + slack()
+    while True:
+        counted = total(series_of(await read()), "slotgate_requests_total")
+        lines = [line for line in _json_lines(read_log()) if line.get("outcome") is not None]
+        all_there = sent is None or counted >= sent
+        if (all_there and (len(lines) >= counted or not lines)) or time.monotonic() > deadline:
+            break
+        await asyncio.sleep(0.01)
     assert sent is None or counted == sent, f"{counted:g} outcomes for {sent} requests"
+    assert len(lines) >= counted or not lines, f"{counted:g} outcomes on {len(lines)} log lines"
+    made = Counter(str(line.get("request_id")) for line in lines)
+    several = {key: n for key, n in made.items() if n > 1 and key.startswith("req-")}
+    assert not several, f"requests with several outcomes in the log: {several}"
 
 
 def log_is_clean(log: str) -> None:
