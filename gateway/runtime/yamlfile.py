@@ -12,7 +12,15 @@ from typing import Any, Final
 
 import yaml
 
-from gateway.core.settings.nodes import Entries, Items, Node, Notes, Scalar, Unreadable
+from gateway.core.settings.nodes import (
+    ConfigErrors,
+    Entries,
+    Items,
+    Node,
+    Notes,
+    Scalar,
+    Unreadable,
+)
 from gateway.core.settings.sections import join
 
 _MAX_BYTES: Final = 16 * 1024 * 1024
@@ -32,6 +40,7 @@ _PLAIN_WORDS: Final = (
     ("block mapping", "the indentation does not fit the lines above, or a `:` is missing"),
     ("block collection", "the indentation does not fit the lines above, or a `-` is missing"),
     ("quoted scalar", "a quote is not closed"),
+    ("flow node", "between { } or [ ] a value is missing, or the bracket is not closed"),
     ("flow sequence", "a `[` is not closed, or a comma is missing"),
     ("flow mapping", "a `{` is not closed, or a comma is missing"),
     ("simple key", "a `:` is missing after the key"),
@@ -48,8 +57,20 @@ def compose(path: Path, notes: Notes, environ: Mapping[str, str] | None = None) 
     Raises ConfigErrors when there is no tree to speak of: no file, no text, no YAML.
     """
     text = _text(path, notes)
-    documents = _documents(text, notes)
-    if all(document is None or document.tag == _NULL for document in documents):
+    try:
+        return _composed(text, notes, environ)
+    except yaml.MarkedYAMLError as error:
+        lines = text.splitlines()
+        line = min(_line_of(error), len(lines))  # libyaml counts one more at the end of a file
+        notes.wrong("", f"is not YAML: {_plainly(error, lines, line)}", line)
+    except RecursionError:
+        notes.wrong("", "is not YAML: it is nested too deep; is it the right file?", 0)
+    raise ConfigErrors(notes.mistakes)
+
+
+def _composed(text: str, notes: Notes, environ: Mapping[str, str] | None) -> Node | None:
+    documents = list(yaml.compose_all(text, Loader=_LOADER))
+    if all(document.tag == _NULL for document in documents):
         return None  # nothing, or nothing but `---`
     if len(documents) > 1:
         line = documents[1].start_mark.line + 1
@@ -63,8 +84,7 @@ def _text(path: Path, notes: Notes) -> str:
             data = file.read(_MAX_BYTES + 1)
     except OSError as error:
         notes.wrong("", f"cannot be read: {error.strerror}; check its name and permissions", 0)
-        notes.raise_mistakes()
-        raise
+        raise ConfigErrors(notes.mistakes) from error
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -80,18 +100,6 @@ def _text(path: Path, notes: Notes) -> str:
     return text
 
 
-def _documents(text: str, notes: Notes) -> list[Any]:
-    try:
-        return list(yaml.compose_all(text, Loader=_LOADER))
-    except yaml.MarkedYAMLError as error:
-        line = _line_of(error)
-        notes.wrong("", f"is not YAML: {_plainly(error, text, line)}", line)
-    except RecursionError:
-        notes.wrong("", "is not YAML: it is nested too deep; is it the right file?", 0)
-    notes.raise_mistakes()
-    return []
-
-
 def _line_of(error: yaml.MarkedYAMLError) -> int:
     """Where the trouble shows; for quotes and brackets that are not closed, where they begin."""
     mark = error.problem_mark or error.context_mark
@@ -100,10 +108,9 @@ def _line_of(error: yaml.MarkedYAMLError) -> int:
     return mark.line + 1 if mark else 0
 
 
-def _plainly(error: yaml.MarkedYAMLError, text: str, line: int) -> str:
+def _plainly(error: yaml.MarkedYAMLError, lines: list[str], line: int) -> str:
     said = f"{error.context or ''} {error.problem or ''}"
-    lines = text.split("\n")
-    here = lines[line - 1] if 0 < line <= len(lines) else ""
+    here = lines[line - 1] if line else ""
     if "\t" in here[: len(here) - len(here.lstrip())]:
         said = "tab"
     elif "flow" in said and "${" in here:

@@ -230,6 +230,23 @@ def test_a_config_never_shows_its_secrets(read) -> None:
     assert config.backends[0].api_key.reveal() == "canary-key"
 
 
+@pytest.mark.parametrize(("value", "expected"), [("true", True), ("False", False)])
+def test_a_variable_may_hold_a_flag(read, value: str, expected: bool) -> None:
+    config = read("backends:\n- url: http://h\n  drain: ${D}\n", {"D": value})
+    assert config.backends[0].drain is expected
+
+
+def test_redis_may_be_a_unix_socket(read) -> None:
+    config = read(ONE + "redis: {url: 'unix:///run/redis.sock?db=1'}\n")
+    assert config.redis is not None
+    assert config.redis.url.reveal() == "unix:///run/redis.sock?db=1"
+
+
+def test_secrets_are_equal_by_their_text_and_stay_hidden_in_sets() -> None:
+    assert {Secret("a"), Secret("a"), Secret("b")} == {Secret("b"), Secret("a")}
+    assert Secret("a") != "a"
+
+
 # -- YAML
 
 
@@ -266,6 +283,24 @@ def test_an_anchor_used_very_often_does_not_explode(mistakes) -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 30)]
     assert len(mistakes("\n".join(lines) + "\n" + ONE)) == 30
+
+
+def test_what_only_looks_like_a_date_is_a_text(read) -> None:
+    config = read(ONE + "default_model: 2026-13-45\n")
+    assert config.default_model == "2026-13-45"
+
+
+def test_a_wrong_file_altogether_is_told_of_soon_and_in_part(mistakes) -> None:
+    found = mistakes("".join(f"key{number}: 1\n" for number in range(20_000)))
+    assert len(found) == 201
+    assert "there are more mistakes" in "\n".join(one.message for one in found)
+
+
+def test_a_file_that_is_far_too_large_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_bytes(b"#" * (16 * 1024 * 1024 + 1))
+    with pytest.raises(ConfigErrors, match="larger than 16 MiB"):
+        load(file)
 
 
 # -- files

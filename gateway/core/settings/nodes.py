@@ -14,6 +14,8 @@ from typing import Final, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
+_MOST: Final = 200  # mistakes of one file: a wrong file altogether must not take minutes to say so
+
 _SHOWN: Final = 80  # characters of a wrong value: enough to know it again
 
 
@@ -93,23 +95,26 @@ class Notes:
     def __init__(self, file: str, homes: Mapping[str, str] | None = None) -> None:
         self.file = file
         self.mistakes: list[Mistake] = []
-        self._homes = (
-            homes or {}
-        )  # setting name -> where it belongs, for those put in a wrong place
+        self._homes = homes or {}  # setting -> its place, for those put in a wrong one
         self._lines: dict[str, int] = {}
         self._values: list[tuple[str, object]] = []
 
     def wrong(self, path: str, message: str, line: int | None = None) -> Broken:
         """Note a mistake; without a line it is where `path`, or the nearest thing above it, stands."""
         at = self.line_of(path) if line is None else line
-        mistake = Mistake(self.file, at, path, message)
-        if mistake not in self.mistakes:
-            self.mistakes.append(mistake)
+        if len(self.mistakes) < _MOST:
+            self.mistakes.append(Mistake(self.file, at, _one_line(path), _one_line(message)))
+        elif len(self.mistakes) == _MOST:
+            self.mistakes.append(
+                Mistake(self.file, at, "", "there are more mistakes; mend these first")
+            )
         return BROKEN
 
     def unknown(self, name: Scalar, path: str, known: Sequence[str]) -> None:
         """Note an unknown key, with the nearest known one."""
-        near = get_close_matches(name.text, known, n=1)
+        if len(self.mistakes) > _MOST:
+            return
+        near = get_close_matches(name.text[:_SHOWN], known, n=1)
         home = self._homes.get(name.text)
         if near:
             advice = f"did you mean `{near[0]}`?"
@@ -117,7 +122,7 @@ class Notes:
             advice = f"it is written as `{home}`"
         else:
             advice = f"known here: {', '.join(known)}"
-        self.wrong(path, f"unknown key `{name.text}`; {advice}", name.line)
+        self.wrong(path, f"unknown key {name.shown}; {advice}", name.line)
 
     def seen(self, path: str, line: int) -> None:
         """Remember where a path stands."""
@@ -144,3 +149,10 @@ class Notes:
         """Raise ConfigErrors if anything was noted."""
         if self.mistakes:
             raise ConfigErrors(self.mistakes)
+
+
+def _one_line(text: str) -> str:
+    """What a file holds must neither break the line of a message nor reach a terminal as commands."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -76,10 +76,8 @@ class Section:
 
     def default(self, name: str) -> object:
         """The default of a setting; None where there is none or where it is `auto`."""
-        for one in fields(self.shape):
-            if one.name == name:
-                return None if one.default is MISSING else one.default
-        raise KeyError(name)
+        default = {one.name: one.default for one in fields(self.shape)}[name]
+        return None if default is MISSING else default
 
     def _known(self, node: Entries, path: str, notes: Notes) -> Iterator[tuple[str, Node]]:
         first: dict[str, int] = {}
