@@ -18,8 +18,10 @@ from gateway.core.config import Config
 from gateway.core.dispatch import Offer
 from gateway.core.errors import GatewayError
 from gateway.core.keys import Key, KeyRing, Refusal, presented
+from gateway.core.prefix import EMPTY, chain_of, conversation_of
 from gateway.core.request import ParsedRequest, parse
 from gateway.core.routes import Route
+from gateway.core.wire import Wire
 from gateway.runtime.backends import Backends
 from gateway.runtime.disconnect import ClientPresent
 from gateway.runtime.dispatcher import Dispatcher, Place
@@ -65,13 +67,13 @@ class Pipeline:
                 request = parse(body, route.wire)
                 pool = self._pool(request, key, route, record)
                 with self._charged(key, request, record):
-                    offer = self._offer(request, key, pool)
+                    offer = self._offer(request, key, pool, exchange)
                     async with (
                         self.dispatcher.place(offer) as place,
                         self._forward(place, pool, request, body, record) as response,
                     ):
                         await relay(response, exchange, route, record)
-                        place.finished(served=response.status < 400)
+                        place.finished(served=response.status < 400, usage=record.usage)
 
     # ------------------------------------------------------------------ the steps
 
@@ -123,7 +125,8 @@ class Pipeline:
     ) -> AbstractContextManager[None]:
         return self.quota.charged(self.dispatcher.now(), key, request, record)
 
-    def _offer(self, request: ParsedRequest, key: Key, pool: Pool) -> Offer:
+    def _offer(self, request: ParsedRequest, key: Key, pool: Pool, exchange: Exchange) -> Offer:
+        pieces = request.pieces if self._has_affinity(exchange) else ()
         return Offer(
             ticket=self.dispatcher.ticket(),
             key=key.name,
@@ -133,7 +136,14 @@ class Pipeline:
             weight=key.weight,
             batch=key.priority == "batch",
             prompt_bytes=request.prompt_bytes,
+            conversation=conversation_of(exchange.headers, request.prompt_cache_key, pieces),
+            chain=chain_of(pieces, pool.name) if pieces else EMPTY,
         )
+
+    def _has_affinity(self, exchange: Exchange) -> bool:
+        """Embeddings and the like leave nothing in a cache."""
+        route = exchange.route
+        return self.config.routing.affinity and route is not None and route.wire is not Wire.JSON
 
     def _forward(
         self, place: Place, pool: Pool, request: ParsedRequest, body: bytes, record: Record

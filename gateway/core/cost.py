@@ -29,18 +29,24 @@ class Price(NamedTuple):
     backlog_s: float
     own_s: float
     crowd: int
+    own_tokens: int
+    matched: int  # bytes of the prompt that it has cached
 
 
-def price(backend: Backend, now: float, own_tokens: int, permits: int, promised: int) -> Price:
+def price(
+    backend: Backend, now: float, prompt_bytes: int, matched: int, *, permits: int, promised: int
+) -> Price:
     """The cost of this request on this backend now. `promised` is Q_b: others who wait for it."""
     wait = 0.0
     if backend.free < permits:
         slots = max(1, backend.lendable)
         wait = (promised + 1 + backend.others(now)) * backend.service_s.value / slots
+    own_tokens = round(max(0, prompt_bytes - matched) / backend.bytes_per_token.value)
     rate = backend.prefill_rate.value
     backlog = backend.backlog_tokens / rate
     own = own_tokens / rate * (1 + promised)
-    return Price(backend, wait + backlog + own, wait, backlog, own, promised)
+    total = wait + backlog + own
+    return Price(backend, total, wait, backlog, own, promised, own_tokens, matched)
 
 
 def cheapest(prices: list[Price], conversation: int) -> Price:

@@ -10,14 +10,15 @@ Nothing here waits, logs, or looks at a clock: every event brings its `now` (mon
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from gateway.core import cost
 from gateway.core.cost import Price
 from gateway.core.fairness import Line, Lines
-from gateway.core.fleet import BYTES_PER_TOKEN, DECODE_SETTLE_S, Advice, Backend, Fitness
+from gateway.core.fleet import DECODE_SETTLE_S, Advice, Backend, Fitness, Habits
+from gateway.core.prefix import BLOCK_BYTES, EMPTY, Chain, PrefixIndex
 
 PATIENCE_S = 0.5  # longest that a free slot waits for a request that prefers another backend
 TICK_S = 0.25
@@ -43,6 +44,15 @@ class Offer:
     batch: bool = False
     prompt_bytes: int = 0
     conversation: int = 0  # seed of the rendezvous hash
+    chain: Chain = EMPTY  # its prompt, for the caches; empty: no affinity
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Tokens that an engine reports of one answer. `cached_tokens` None: it does not say."""
+
+    prompt_tokens: int
+    cached_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +104,9 @@ class Held:
     deadline: float  # of its queueing, for another attempt
     expected_s: float
     tokens: int  # uncached prompt tokens still counted in the backend's backlog
-    work_tokens: int
+    work_tokens: int  # uncached prompt tokens, as predicted at the start
+    ahead_tokens: int  # the backend's backlog at the start
+    matched: int  # bytes of the prompt that were believed to be cached
     tried: frozenset[str]
     first_token_at: float | None = None
 
@@ -107,17 +119,13 @@ class Limits:
     max_wait_s: float = 30.0
 
 
-def _cold(offer: Offer, _backend: str) -> int:
-    """Prompt tokens that the backend has to compute when nothing is known of its cache."""
-    return offer.prompt_bytes // BYTES_PER_TOKEN
-
-
 @dataclass(slots=True)
 class Dispatch:
     """The state machine. One owner of all permits and waiting places, for all models."""
 
     limits: Limits = field(default_factory=Limits)
-    uncached: Callable[[Offer, str], int] = _cold
+    habits: Habits = field(default_factory=Habits)
+    index: PrefixIndex = field(default_factory=PrefixIndex)
     backends: dict[str, Backend] = field(default_factory=dict)
     lines: Lines = field(default_factory=Lines)
     held: dict[int, Held] = field(default_factory=dict)
@@ -165,18 +173,21 @@ class Dispatch:
         if held is None or held.first_token_at is not None:
             return
         held.first_token_at = now
-        alone = held.backend.backlog_tokens == held.tokens
         self._drop_backlog(held)
-        if alone and held.work_tokens >= 64:
-            held.backend.prefill_rate.learn(held.work_tokens / max(now - held.since, 1e-3))
 
     def release(
-        self, now: float, ticket: int, *, cancelled: bool = False, served: bool = False
+        self,
+        now: float,
+        ticket: int,
+        *,
+        cancelled: bool = False,
+        served: bool = False,
+        used: Used | None = None,
     ) -> list[Decision]:
         """The request ended and gives its permits back. Repeating it does nothing.
 
         `cancelled`: we broke the connection, so a llama-server or Ollama slot is still settling.
-        `served`: a whole answer, whose length teaches the service time.
+        `served`: a whole answer, whose length teaches the service time; `used`: what the engine reports.
         """
         held = self.held.pop(ticket, None)
         if held is None:
@@ -185,6 +196,7 @@ class Dispatch:
         if served:
             held.backend.service_s.learn(now - held.since)
             held.backend.breaker.serve(held.backend.slots)
+            self._learn(held, used)
         return self._fill(now)
 
     def retry(self, now: float, ticket: int) -> list[Decision]:
@@ -207,18 +219,38 @@ class Dispatch:
     # ------------------------------------------------------------------ events about backends
 
     def put(
-        self, now: float, name: str, *, slots: int, draining: bool, settles: bool
+        self,
+        now: float,
+        name: str,
+        *,
+        slots: int,
+        draining: bool = False,
+        settles: bool = False,
+        pooled: bool = False,
+        kv_tokens: int | None = None,
     ) -> list[Decision]:
-        """A backend is new, resized, or drained. In-flight work above a smaller size goes on."""
+        """A backend is new, resized, or drained. In-flight work above a smaller size goes on.
+
+        `settles`: a cancelled slot is not free at once. `pooled`: its cache is one pool of blocks, of `kv_tokens`.
+        """
         backend = self.backends.get(name)
         if backend is None:
-            backend = self.backends[name] = Backend(name)
+            backend = self.backends[name] = Backend(name, self.habits)
         backend.slots, backend.draining, backend.settles = slots, draining, settles
+        capacity = None
+        if kv_tokens is not None:
+            capacity = round(kv_tokens * backend.bytes_per_token.value)
+        self.index.put(name, pooled=pooled, slots=slots, capacity=capacity)
         return self._fill(now) + self._refuse_hopeless()
+
+    def forget_cache(self, name: str) -> None:
+        """The engine restarted: whatever it had cached is gone."""
+        self.index.forget(name)
 
     def remove(self, name: str) -> list[Decision]:
         """A backend is gone from the configuration. What it has in flight still comes back."""
         self.backends.pop(name, None)
+        self.index.forget(name)
         return self._refuse_hopeless()
 
     def report(
@@ -235,12 +267,17 @@ class Dispatch:
             backend.hear(advice, asked_at)
         return self._fill(now) + self._refuse_hopeless()
 
-    def failed(self, now: float, name: str, *, at_once: bool) -> list[Decision]:
-        """A broken connection or a 5xx of this backend; `at_once` when it refused the connection."""
+    def failed(
+        self, now: float, name: str, *, at_once: bool, alone: bool = False
+    ) -> list[Decision]:
+        """A broken connection or a 5xx of this backend; `at_once` when it refused the connection.
+
+        `alone`: no other backend that is up serves any of its models.
+        """
         backend = self.backends.get(name)
         if backend is None:
             return []
-        backend.breaker.fail(now, at_once=at_once)
+        backend.breaker.fail(now, at_once=at_once, alone=alone)
         if at_once:  # nobody listens: the next word is the poller's
             backend.fitness = Fitness.DOWN
         return self._refuse_hopeless()
@@ -387,8 +424,18 @@ class Dispatch:
             backend = self.backends.get(name)
             if backend is not None and backend.takes_work and backend.slots >= offer.permits:
                 crowd = promised.get(name, 0) - (waiting.best == name)
-                own = self.uncached(offer, name)
-                out.append(cost.price(backend, now, own, offer.permits, crowd))
+                busy_too = backend.free < offer.permits
+                matched = self.index.match(name, offer.chain, busy_too=busy_too)
+                out.append(
+                    cost.price(
+                        backend,
+                        now,
+                        offer.prompt_bytes,
+                        matched,
+                        permits=offer.permits,
+                        promised=crowd,
+                    )
+                )
         return out
 
     def _promised(self) -> dict[str, int]:
@@ -412,7 +459,8 @@ class Dispatch:
         reserved = backend.reserved_by
         self._leave(waiting)
         expected = backend.service_s.value * offer.permits
-        tokens = self.uncached(offer, backend.name)
+        tokens = price.own_tokens
+        affinity = self._affinity(offer, price)
         self.held[offer.ticket] = Held(
             offer,
             backend,
@@ -422,8 +470,11 @@ class Dispatch:
             expected,
             tokens,
             tokens,
+            backend.backlog_tokens,
+            price.matched,
             waiting.tried | {backend.name},
         )
+        self.index.start(backend.name, offer.ticket, offer.chain)
         backend.in_flight += offer.permits
         backend.backlog_tokens += tokens
         backend.idle_wanted_since = None
@@ -433,7 +484,16 @@ class Dispatch:
         if not waiting.line.batch and self._batch_waits_for(backend.name):
             backend.since_batch += 1
         self.lines.started(waiting.line, expected, backend.name)
-        return Start(offer.ticket, backend.name, price)
+        return Start(offer.ticket, backend.name, price, affinity)
+
+    def _affinity(self, offer: Offer, price: Price) -> Affinity:
+        """Did it go where most of its prefix is?"""
+        if not offer.chain.hashes:
+            return "none"
+        most = max(self.index.match(name, offer.chain, busy_too=True) for name in offer.pool)
+        if most == 0:
+            return "miss"
+        return "hit" if price.matched + BLOCK_BYTES > most else "moved"
 
     # ------------------------------------------------------------------ the line
 
@@ -569,6 +629,7 @@ class Dispatch:
     def _give_back(self, now: float, held: Held, *, cancelled: bool) -> None:
         backend, permits = held.backend, held.offer.permits
         backend.in_flight -= permits
+        self.index.end(backend.name, held.offer.ticket)
         backend.released.append((now, permits))
         self.lines.released(held.line, (now - held.since) * permits - held.expected_s)
         if cancelled and backend.settles:
@@ -582,6 +643,23 @@ class Dispatch:
     def _others_for(self, held: Held) -> list[Backend]:
         left = (self.backends.get(name) for name in held.offer.pool - held.tried)
         return [b for b in left if b and b.is_hopeful and b.slots >= held.offer.permits]
+
+    def _learn(self, held: Held, used: Used | None) -> None:
+        """What a whole answer teaches: tokens in a byte, the truth about the cache, the prefill rate.
+
+        Rate: what was ahead of it and its own uncached tokens were computed until its first token.
+        """
+        backend, offer, work = held.backend, held.offer, held.work_tokens
+        if used is not None and used.prompt_tokens >= 16 and offer.prompt_bytes:
+            per_token = offer.prompt_bytes / used.prompt_tokens
+            backend.bytes_per_token.learn(per_token)
+            if used.cached_tokens is not None:
+                work = used.prompt_tokens - used.cached_tokens
+                cached = round(used.cached_tokens * per_token)
+                self.index.correct(backend.name, offer.chain, cached)
+        if held.first_token_at is not None and work + held.ahead_tokens >= 64:
+            seconds = max(held.first_token_at - held.since, 1e-3)
+            backend.prefill_rate.learn((work + held.ahead_tokens) / seconds)
 
     def _drop_backlog(self, held: Held) -> None:
         held.backend.backlog_tokens -= held.tokens

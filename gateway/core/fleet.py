@@ -14,8 +14,9 @@ from gateway.core.breaker import Breaker
 
 PRIOR_PREFILL_RATE = 1_500.0  # tokens/s; design.md section 4, until the first sample
 PRIOR_SERVICE_S = 10.0  # seconds a permit is held; the same source
-BYTES_PER_TOKEN = 4
+BYTES_PER_TOKEN = 4.0
 LEARN = 0.2  # weight of a new sample in the moving averages
+TRUST_AFTER = 2.0  # samples of its own that weigh as much as what all backends taught
 MAX_SETTLE_S = 60.0
 DECODE_SETTLE_S = (
     0.3  # a cancelled decode leaves a llama-server slot at its next token (engines.md 1.8)
@@ -33,27 +34,50 @@ class Fitness(StrEnum):
     DOWN = "down"
 
 
-@dataclass(slots=True)
 class Average:
-    """A robust moving average: one sample moves it by a factor of four at most."""
+    """A robust moving average: after the first, one sample moves it as if it were at most four times as far.
 
-    prior: float
-    value: float = field(init=False)
-    samples: int = field(init=False, default=0)
+    With `shared`, the average of all backends, a backend that has few samples is believed to be like the others:
+    without it, one that was never used looks faster than any that was, and every conversation moves there.
+    """
 
-    def __post_init__(self) -> None:
-        self.value = self.prior
+    __slots__ = ("_own", "_shared", "samples")
+
+    def __init__(self, prior: float, shared: Average | None = None) -> None:
+        self._own = prior
+        self._shared = shared
+        self.samples = 0
+
+    @property
+    def value(self) -> float:
+        if self._shared is None:
+            return self._own
+        if self.samples == 0:
+            return self._shared.value
+        weight = self.samples / (self.samples + TRUST_AFTER)
+        return weight * self._own + (1 - weight) * self._shared.value
 
     def learn(self, sample: float) -> None:
+        """Take a sample; what is not positive says nothing."""
         if sample <= 0:
             return
+        if self._shared is not None:
+            self._shared.learn(sample)
         if self.samples == 0:
-            self.value = sample
+            self._own = sample
         else:
-            sample = min(max(sample, self.value / 4), self.value * 4)
-            weight = max(LEARN, 1 / (self.samples + 1))
-            self.value += weight * (sample - self.value)
+            sample = min(max(sample, self._own / 4), self._own * 4)
+            self._own += max(LEARN, 1 / (self.samples + 1)) * (sample - self._own)
         self.samples += 1
+
+
+@dataclass(slots=True, eq=False)
+class Habits:
+    """What all backends together have taught, for one that has not yet."""
+
+    prefill_rate: Average = field(default_factory=lambda: Average(PRIOR_PREFILL_RATE))
+    bytes_per_token: Average = field(default_factory=lambda: Average(BYTES_PER_TOKEN))
+    service_s: Average = field(default_factory=lambda: Average(PRIOR_SERVICE_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +95,7 @@ class Backend:
     """One engine at one address, as dispatch sees it. Times are monotonic seconds, loads are permits or tokens."""
 
     name: str
+    habits: Habits = field(default_factory=Habits)
     slots: int = 1
     fitness: Fitness = Fitness.DOWN
     draining: bool = False
@@ -80,14 +105,20 @@ class Backend:
         default_factory=list
     )  # (since, until, permits)
     backlog_tokens: int = 0  # uncached prompt tokens sent there that have not reached a first token
-    prefill_rate: Average = field(default_factory=lambda: Average(PRIOR_PREFILL_RATE))
-    service_s: Average = field(default_factory=lambda: Average(PRIOR_SERVICE_S))
+    prefill_rate: Average = field(init=False)
+    bytes_per_token: Average = field(init=False)
+    service_s: Average = field(init=False)
     breaker: Breaker = field(default_factory=Breaker)
     advice: Advice | None = None
     released: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
     reserved_by: int | None = None  # the ticket for which freed slots are kept
     idle_wanted_since: float | None = None  # a slot is free, and somebody who could use it waits
     since_batch: int = 0  # interactive starts since the last batch start while batch waits
+
+    def __post_init__(self) -> None:
+        self.prefill_rate = Average(PRIOR_PREFILL_RATE, self.habits.prefill_rate)
+        self.bytes_per_token = Average(BYTES_PER_TOKEN, self.habits.bytes_per_token)
+        self.service_s = Average(PRIOR_SERVICE_S, self.habits.service_s)
 
     @property
     def settling_permits(self) -> int:

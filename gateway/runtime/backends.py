@@ -22,6 +22,7 @@ from gateway.runtime.poller import Activity, Poller, PollTarget
 from gateway.runtime.upstream import Target, Upstream, UpstreamError
 
 SETTLING_ENGINES = ("llama-server", "ollama")  # a cancelled slot is not free at once
+POOLED_ENGINES = ("vllm", "sglang")  # one pool of cache blocks, shared by all requests
 REPORT_ROUND_S = 1.0  # a round may have asked for the load that long before it is told
 UNKNOWN_SLOTS = 1  # until the engine has said; nothing starts before that
 
@@ -94,6 +95,8 @@ class Backends:
         known.reported_at = now = self._clock()
         if before is None or before.state is not report.state or before.engine != report.engine:
             self._tell(name, report)
+        if _restarted(before, report):
+            self._dispatcher.dispatch.forget_cache(name)
         decisions = self._resize(now, known)
         advice = None
         if report.running is not None and not report.busy:
@@ -106,7 +109,10 @@ class Backends:
         self._dispatcher.apply(decisions)
 
     def on_fault(self, name: str, fault: UpstreamError | int) -> None:
-        """A request of ours broke there, or met a 5xx."""
+        """A request of ours broke there, or met a 5xx. Slowness is not a fault (law 7)."""
+        if isinstance(fault, UpstreamError) and fault.kind in TIMEOUTS:
+            self.poller.poke(name)
+            return
         refused = isinstance(fault, UpstreamError) and fault.kind in (
             "refused",
             "unreachable",
@@ -114,12 +120,19 @@ class Backends:
         )
         backend = self._dispatcher.dispatch.backends.get(name)
         was_open = backend is not None and backend.breaker.is_open
-        decisions = self._dispatcher.dispatch.failed(self._clock(), name, at_once=refused)
+        decisions = self._dispatcher.dispatch.failed(
+            self._clock(), name, at_once=refused, alone=self._is_alone(name)
+        )
         if backend is not None and backend.breaker.is_open and not was_open:
             kind = fault.kind if isinstance(fault, UpstreamError) else f"status {fault}"
             self._log.event("warning", "backend", backend=name, state="failing", reason=kind)
         self._dispatcher.apply(decisions)
         self.poller.poke(name)
+
+    def _is_alone(self, name: str) -> bool:
+        """Would nobody serve any of its models in its place?"""
+        pools = [pool.backends for pool in self.catalog.pools.values() if name in pool.backends]
+        return not any(self.is_up(pool - {name}) for pool in pools)
 
     def touch(self, name: str) -> None:
         """It was sent a request."""
@@ -163,6 +176,8 @@ class Backends:
             slots=settings.slots or report.slots or UNKNOWN_SLOTS,
             draining=settings.drain,
             settles=report.engine in SETTLING_ENGINES,
+            pooled=report.engine in POOLED_ENGINES,
+            kv_tokens=settings.kv_tokens or report.kv_tokens,
         )
 
     def _rebuild(self) -> None:
@@ -192,13 +207,32 @@ class Backends:
         return PollTarget(settings.name, settings.url, settings.engine, key, settings.ca)
 
 
+def _restarted(before: EngineReport | None, report: EngineReport) -> bool:
+    """A restarted engine has an empty cache."""
+    if before is None:
+        return False
+    return (
+        before.state is State.DOWN is not report.state
+        or before.incarnation != report.incarnation
+        or before.engine != report.engine
+    )
+
+
 def _merged(before: EngineReport | None, report: EngineReport) -> EngineReport:
     """What an engine did not say this time still stands; load figures do not outlive their round."""
     if before is None or before.engine != report.engine:
         return report
     lasting: dict[str, Any] = {
         name: getattr(before, name)
-        for name in ("version", "models", "slots", "context_per_slot", "kv_tokens", "max_loaded")
+        for name in (
+            "version",
+            "models",
+            "slots",
+            "context_per_slot",
+            "kv_tokens",
+            "max_loaded",
+            "incarnation",
+        )
         if getattr(report, name) is None
     }
     if report.slots is None:

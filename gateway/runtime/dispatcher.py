@@ -12,8 +12,19 @@ from random import Random
 from types import TracebackType
 from typing import Self
 
-from gateway.core.dispatch import Affinity, Decision, Dispatch, Offer, Reason, Refuse, Start, Wait
+from gateway.core.dispatch import (
+    Affinity,
+    Decision,
+    Dispatch,
+    Offer,
+    Reason,
+    Refuse,
+    Start,
+    Used,
+    Wait,
+)
 from gateway.core.errors import GatewayError
+from gateway.core.figures import Usage
 
 RETRY_AFTER_MAX_S = 48.0
 MESSAGES: dict[Reason, str] = {
@@ -141,6 +152,7 @@ class Place:
         "offer",
         "queued_s",
         "served",
+        "used",
     )
 
     def __init__(self, dispatcher: Dispatcher, offer: Offer) -> None:
@@ -152,6 +164,7 @@ class Place:
         self.affinity: Affinity = "none"
         self.attempts = 0
         self.served = False
+        self.used: Used | None = None
 
     async def __aenter__(self) -> Self:
         dispatcher = self._dispatcher
@@ -182,10 +195,12 @@ class Place:
         """Its prefill is over."""
         self._dispatcher.dispatch.first_token(self._dispatcher.now(), self.offer.ticket)
 
-    def finished(self, *, served: bool) -> None:
-        """The engine is done with it, so its slot is free at once, not settling."""
+    def finished(self, *, served: bool, usage: Usage | None = None) -> None:
+        """The engine is done with it, so its slot is free at once, not settling. `usage`: as it reports."""
         self._cancelled = False
         self.served = served
+        if usage is not None and usage.prompt_tokens is not None:
+            self.used = Used(usage.prompt_tokens, usage.cached_tokens)
 
     async def __aexit__(
         self,
@@ -205,7 +220,7 @@ class Place:
         now = dispatcher.now()
         if ticket in dispatcher.dispatch.held:
             decisions = dispatcher.dispatch.release(
-                now, ticket, cancelled=self._cancelled, served=self.served
+                now, ticket, cancelled=self._cancelled, served=self.served, used=self.used
             )
         else:
             decisions = dispatcher.dispatch.cancel(now, ticket)
