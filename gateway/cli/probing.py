@@ -167,7 +167,7 @@ def _served(answers: Sequence[Answered]) -> frozenset[str] | None:
             return None
         else:
             found.update(name for model in one.report.models for name in (model.id, *model.aliases))
-    return frozenset(found)
+    return frozenset(found | {name.removesuffix(":latest") for name in found})
 
 
 def _list(names: set[str] | frozenset[str]) -> str:

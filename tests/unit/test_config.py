@@ -428,6 +428,11 @@ def test_a_right_config_raises_no_doubts(read) -> None:
     assert (doubts(config), unconfirmed(config)) == ((), ())
 
 
+def test_a_name_without_its_tag_is_a_listed_model(read) -> None:
+    config = read("backends: [{url: http://h, models: ['a:latest']}]\ndefault_model: a\n")
+    assert unconfirmed(config) == ()
+
+
 def test_what_serves_nothing_raises_doubts(read, tmp_path: Path) -> None:
     pem = Path(__file__).parents[1] / "data" / "broken_configs" / "tls" / "one.pem"
     config = read(

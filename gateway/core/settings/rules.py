@@ -184,7 +184,9 @@ def _exposure(config: Config, notes: Notes) -> None:
 
 
 def _is_listed(model: str, config: Config) -> bool:
-    return any(model in (backend.models or ()) for backend in config.backends)
+    """Whether a backend lists the model; Ollama knows `x:latest` as `x` too."""
+    listed = {name for backend in config.backends for name in backend.models or ()}
+    return model in listed or f"{model}:latest" in listed
 
 
 def _all_listed(config: Config) -> bool:
