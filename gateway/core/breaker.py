@@ -5,7 +5,7 @@
 | open      | -                               | half_open              | -               | half_open     |
 | half_open | open, cooldown doubled          | -                      | cap doubled; closed at full | -  |
 
-half_open lends one permit, then two, four and so on: one trial, then a ramp. A trial whose client left gives
+A backend that is alone opens by refused connections only. half_open lends one permit, then two, four and so on: one trial, then a ramp. A trial whose client left gives
 its permit back like any other, so the trial place cannot get stuck.
 """
 
@@ -43,10 +43,13 @@ class Breaker:
             return slots
         return min(self.ramp, slots) if self.state is BreakerState.HALF_OPEN else 0
 
-    def fail(self, now: float, *, at_once: bool) -> None:
-        """A broken connection or a 5xx. `at_once`: it does not listen, so nothing is to be waited for."""
+    def fail(self, now: float, *, at_once: bool, alone: bool = False) -> None:
+        """A broken connection or a 5xx. `at_once`: it does not listen, so nothing is to be waited for.
+
+        `alone`: nobody could serve in its place, so to open would only turn its failures into refusals.
+        """
         self.run += 1
-        if self.state is BreakerState.OPEN:
+        if self.state is BreakerState.OPEN or (alone and not at_once):
             return
         if self.state is BreakerState.HALF_OPEN:
             self.cooldown_s = min(self.cooldown_s * 2, MAX_COOLDOWN_S)

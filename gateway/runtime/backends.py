@@ -24,6 +24,7 @@ from gateway.runtime.upstream import Target, Upstream, UpstreamError
 SETTLING_ENGINES = ("llama-server", "ollama")  # a cancelled slot is not free at once
 POOLED_ENGINES = ("vllm", "sglang")  # one pool of cache blocks, shared by all requests
 REPORT_ROUND_S = 1.0  # a round may have asked for the load that long before it is told
+TIMEOUTS = ("first_byte_timeout", "between_bytes_timeout")
 UNKNOWN_SLOTS = 1  # until the engine has said; nothing starts before that
 
 

@@ -81,6 +81,8 @@ class Forward:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if value is not None and isinstance(value.__cause__, UpstreamError):
+            self._fault(self._place.backend, value.__cause__)  # it broke while it was relayed
         await self._stack.__aexit__(kind, value, traceback)
 
     async def _attempt_all(self) -> Response:
