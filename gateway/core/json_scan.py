@@ -71,7 +71,7 @@ def top_level(body: bytes, *, once: tuple[str, ...]) -> TopLevel:
     sound, lengths = _measured(body, few=few)
     if few and sound is body and (space := _usual_space(body, lengths)) is not None:
         return TopLevel(lengths, few, _model_span(lengths, space))  # type: ignore[arg-type]
-    found = _walk(sound, lengths)
+    found = _walk(body, sound, lengths)
     spans = {member.name: (member.value, member.end) for member in found}
     if len(spans) < len(found):
         names = [member.name for member in found]
@@ -90,7 +90,7 @@ def members(body: bytes) -> list[Member]:
     Raises GatewayError("invalid_json") if the body is not one JSON object, is nested too deeply, or has more
     than MOST_MEMBERS members. Lone surrogates and NaN are let through: they are the engine's to judge.
     """
-    return _walk(*_measured(body, few=few_elements(body)))
+    return _walk(body, *_measured(body, few=few_elements(body)))
 
 
 def tolerable(data: bytes) -> bytes:
@@ -181,27 +181,29 @@ def _model_span(values: dict[str, msgspec.Raw], space: int) -> Span | None:
     return None
 
 
-def _walk(body: bytes, lengths: dict[str, msgspec.Raw]) -> list[Member]:
-    """Steps from key to key of a body known to be sound, past the values that `_measured` found.
+def _walk(body: bytes, sound: bytes, lengths: dict[str, msgspec.Raw]) -> list[Member]:
+    """Steps from key to key of the sound copy, past the values that `_measured` found. Names are the body's.
 
     The values it did not keep (repeated names, small ones in a body of very many) are measured one by one.
     """
     found: list[Member] = []
     at = 0
-    while match := _KEY.match(body, at):
+    while match := _KEY.match(sound, at):
         if len(found) == MOST_MEMBERS:
             message = f"The request body has more than {MOST_MEMBERS} members."
             raise GatewayError("invalid_json", message)
-        key = match.group(1)
-        name = key[1:-1].decode("utf-8", "replace") if b"\\" not in key else _unescaped(key)
+        name = known = _name(match.group(1))
+        if sound is not body:
+            name = _name(body[match.start(1) : match.end(1)])
         value = match.end()
-        at = _end_of_known(body, value, lengths.get(name)) or _end_of_value(body, value)
+        at = _end_of_known(sound, value, lengths.get(known)) or _end_of_value(sound, value)
         found.append(Member(name, match.start(1), value, at))
     return found
 
 
-def _unescaped(key: bytes) -> str:
-    return str(json.loads(key.decode("utf-8", "replace")))
+def _name(key: bytes) -> str:
+    text = key.decode("utf-8", "replace")
+    return text[1:-1] if "\\" not in text else str(json.loads(text))
 
 
 def _end_of_known(body: bytes, start: int, raw: msgspec.Raw | None) -> int | None:
@@ -218,15 +220,17 @@ def _end_of_value(body: bytes, start: int) -> int:
     msgspec reads one value and names the offset of what follows it: the only way to skip a value of any
     depth and size at C speed. A test holds it to that message.
     """
+    found = None
     try:
         _one_value(memoryview(body)[start:])
     except msgspec.DecodeError as error:
         found = _TRAILING.search(str(error))
-        if found is None:
-            raise
-        end = start + int(found.group(1)) - 1
-        return start + len(body[start:end].rstrip(b" \t\r\n"))
-    return len(body)
+    if found is None:
+        raise GatewayError(
+            "invalid_json", "The request body repeats a member in an unreadable way."
+        )
+    end = start + int(found.group(1)) - 1
+    return start + len(body[start:end].rstrip(b" \t\r\n"))
 
 
 def _invalid(error: Exception) -> GatewayError:

@@ -7,12 +7,12 @@ index can hash piece by piece. Pieces are views of the body; nothing is copied.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from gateway.core.json_scan import Value, equals
+from gateway.core.json_scan import Value, equals, tolerable
 from gateway.core.wire import Wire
 
 IMAGE_BYTES: Final = 4096  # what an inline image or file counts: about a thousand tokens
@@ -42,6 +42,8 @@ _ORDER: Final[Mapping[Wire, tuple[tuple[str, ...], str, tuple[str, ...]]]] = {
 }
 _BASE64 = re.compile(rb"[A-Za-z0-9+/=]{256}")  # 256 in a row: no prose, no hash, no minified code
 _FIRST_ELEMENT = re.compile(rb"\[[ \t\r\n]*+(.)", re.DOTALL)
+_GAP = re.compile(rb"[ \t\r\n]*+[\[,][ \t\r\n]*+")
+_UNREADABLE = (msgspec.MsgspecError, RecursionError)
 _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
@@ -78,7 +80,7 @@ def permits_of_prompt(prompt: Value | None, *, few: bool) -> int:
     if not few:
         return len(prompt)  # an upper bound, and far more than any backend has slots
     elements = _split(prompt)
-    if any(memoryview(element)[0] in b"-0123456789" for element in elements):
+    if any(element[0] in b"-0123456789" for element in elements):
         return 1
     return max(len(elements), 1)
 
@@ -93,20 +95,33 @@ def _is_empty(value: Value) -> bool:
     return equals(value, b"null") or equals(value, b"[]") or equals(value, b'""')
 
 
-def _listed(listed: Value, *, few: bool) -> Iterable[Piece]:
+def _listed(listed: Value, *, few: bool) -> Sequence[Piece]:
     """The elements of a list; a text (or a list of very many elements) is one piece."""
     if few and memoryview(listed)[0] == ord("["):
         elements = _split(listed)
         if len(elements) <= MOST_PIECES:
-            return map(memoryview, elements)
+            return elements
     return () if _is_empty(listed) else (memoryview(listed),)
 
 
-def _split(listed: Value) -> list[msgspec.Raw]:
+def _split(listed: Value) -> list[Piece]:
+    """The elements of a list. One that only lenient parsers accept lends its lengths from a strict copy."""
     try:
-        return _elements(listed)
-    except (msgspec.MsgspecError, RecursionError):
-        return [msgspec.Raw(bytes(listed))]  # holds NaN or a lone surrogate: one piece
+        return [memoryview(element) for element in _elements(listed)]
+    except _UNREADABLE:
+        view = memoryview(listed)
+    try:
+        elements = _elements(tolerable(bytes(listed)))
+    except _UNREADABLE:
+        return [view]
+    pieces: list[Piece] = []
+    at = 0
+    for element in elements:
+        gap = _GAP.match(view, at)
+        at = gap.end() if gap else at
+        pieces.append(view[at : at + len(element)])
+        at += len(element)
+    return pieces
 
 
 def _inline(piece: Piece) -> int:

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.core.json_scan import Member, Span, Value, equals, members, text_of, top_level
+from gateway.core.json_scan import Span, Value, equals, members, text_of, top_level
 from gateway.core.prompt import Piece, permits_of_prompt, pieces_of, prompt_bytes_of
 from gateway.core.wire import Wire
 
@@ -85,21 +85,16 @@ def drop_top_level(body: bytes, name: bytes) -> bytes:
     """The body without the top-level members of this name, each with exactly one comma."""
     wanted = name.decode()
     found = members(body)
-    for position in reversed(range(len(found))):
-        if found[position].name == wanted:
-            body = _cut(body, found, position)
-            del found[position]
-    return body
-
-
-def _cut(body: bytes, found: list[Member], position: int) -> bytes:
-    """Takes the comma after the member; for the last one, the comma before it."""
-    member = found[position]
-    if position + 1 < len(found):
-        return body[: member.start] + body[found[position + 1].start :]
-    if position:
-        return body[: found[position - 1].end] + body[member.end :]
-    return body[: member.start] + body[member.end :]
+    kept = [position for position, member in enumerate(found) if member.name != wanted]
+    if len(kept) == len(found):
+        return body
+    if not kept:
+        return body[: found[0].start] + body[found[-1].end :]
+    last = kept[-1]
+    cuts = [(found[at].start, found[at + 1].start) for at in range(last) if at not in kept]
+    cuts.append((found[last].end, found[-1].end))  # those at the end take the comma before them
+    edges = [0, *(edge for cut in cuts for edge in cut), len(body)]
+    return b"".join(body[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True))
 
 
 def _stream(fields: Mapping[str, Value], wire: Wire) -> bool:

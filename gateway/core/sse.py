@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gateway.core.figures import Timings, Usage
+from gateway.core.figures import WHOLE, Timings, Usage
 from gateway.core.json_scan import tolerable
 from gateway.core.stream_blocks import CR, Blocks, Cut
 from gateway.core.stream_typed import MessagesReader, ResponsesReader
@@ -59,6 +59,7 @@ class Tap:
             and LF not in payload
             and CR not in payload
             and self._blocks.fresh
+            and len(data) <= WHOLE
         ):
             content: int = self._event(payload, b"")
         else:
@@ -152,19 +153,6 @@ class Tap:
             return False
 
 
-class _Quiet(Reader):
-    """For answers that are no streams of events."""
-
-    __slots__ = ()
-    wire = Wire.JSON
-
-    def read(self, _payload: bytes, _name: bytes, /) -> bool:
-        return False
-
-    def skim(self, _cut: Cut, _name: bytes, /) -> bool:
-        return False
-
-
 def _reader(wire: Wire) -> Reader:
     if wire in (Wire.CHAT, Wire.COMPLETIONS):
         return OpenAIReader()
@@ -174,7 +162,7 @@ def _reader(wire: Wire) -> Reader:
         return MessagesReader()
     if wire is Wire.OLLAMA_NDJSON:
         return OllamaReader()
-    return NativeReader() if wire is Wire.NATIVE else _Quiet()
+    return NativeReader() if wire is Wire.NATIVE else Reader()
 
 
 def _name_of(head: bytes) -> bytes:

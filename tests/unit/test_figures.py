@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.core.body_tap import BodyTap
 from gateway.core.figures import WHOLE, Figures, Timings, Usage, figures_of_json, usage_of_json
 from gateway.core.wire import Wire
 from tests.unit.events import DONE, delta, event, tapped
@@ -106,3 +107,16 @@ def test_every_recorded_json_body_is_read_without_raising() -> None:
     ]
     assert len(bodies) > 100
     assert sum(usage_of_json(body, Wire.CHAT) is not None for body in bodies) >= 10
+
+
+@pytest.mark.parametrize("size", [1, 1000, 65536, 1 << 22])
+@pytest.mark.parametrize("first", [True, False])
+def test_an_answer_watched_read_by_read_says_what_the_whole_says(size: int, first: bool) -> None:
+    usage = '"usage":{"prompt_tokens":8,"total_tokens":8}'
+    data = '"data":[' + "0.25," * (size if size > 1000 else 10) + "0.5]"
+    body = ("{" + ",".join([usage, data] if first else [data, usage]) + "}").encode()
+    tap = BodyTap(Wire.JSON)
+    for at in range(0, len(body), size):
+        tap.feed(body[at : at + size])
+        assert len(tap._kept) <= WHOLE
+    assert tap.figures == figures_of_json(body, Wire.JSON) == Figures(Usage(8, None, 0), None)

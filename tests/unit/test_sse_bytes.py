@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gateway.core.figures import END, WHOLE, Usage
+from gateway.core.figures import END, WHOLE, Timings, Usage
 from gateway.core.sse import Tap
 from gateway.core.wire import Wire
 from tests.unit.events import delta, event, tapped
@@ -93,14 +93,17 @@ def test_the_end_and_the_figures_of_a_very_large_last_event_are_found(split: boo
         (Wire.OLLAMA_NDJSON, json.dumps({"response": "A" * WHOLE, "done": True}).encode() + b"\n", True),
         (Wire.MESSAGES, event({"type": "content_block_delta", "delta": {"text": "A" * WHOLE}}), False),
         (Wire.RESPONSES, event({"type": "response.output_text.delta", "delta": "A" * WHOLE}), False),
+        (Wire.MESSAGES, event({"delta": {"text": "A" * WHOLE}, "type": "content_block_delta"}), False),
+        (Wire.MESSAGES, event({"delta": {"text": "A" * WHOLE}}, "content_block_delta"), False),
         (Wire.CHAT, b":" + b"A" * WHOLE + b"\n\n", False),
+        (Wire.JSON, event({"a": "A" * WHOLE}), False),
     ],
 )  # fmt: skip
 def test_a_very_large_event_says_what_its_ends_say(
     wire: Wire, stream: bytes, complete: bool
 ) -> None:
     tap = tapped(wire, stream)
-    quiet = b"error" in stream or stream.startswith(b":")
+    quiet = b"error" in stream or stream.startswith(b":") or wire is Wire.JSON
     assert (tap.complete, tap.content_events) == (complete, 0 if quiet else 1)
     assert tap.saw_error == (b"error" in stream)
 
@@ -114,3 +117,26 @@ def test_an_event_is_never_confused_with_its_own_text() -> None:
         False,
         None,
     )
+
+
+def test_a_very_large_event_that_never_ends_is_judged_by_its_ends_too() -> None:
+    document = {"choices": [{"delta": {"content": "A" * WHOLE}, "finish_reason": "stop"}]}
+    tap = tapped(Wire.CHAT, event(document)[:-2])
+    assert not tap.at_boundary
+    assert (tap.finish(), tap.complete) == (1, True)
+
+
+def test_a_response_event_of_unknown_kind_and_size_is_passed_over() -> None:
+    tap = tapped(Wire.RESPONSES, event({"junk": "A" * WHOLE}))
+    assert (tap.events, tap.content_events, tap.complete) == (1, 0, False)
+
+
+def test_fields_that_no_wire_uses_are_passed_over() -> None:
+    tap = tapped(Wire.CHAT, b"retry: 10\nwhat\nevent: x\n" + event(delta(content="a")))
+    assert (tap.content_events, tap.saw_id_field) == (1, False)
+
+
+def test_timings_on_a_messages_stream_are_kept() -> None:
+    timings = {"prompt_n": 1, "prompt_ms": 2, "predicted_n": 3, "predicted_ms": 4}
+    tap = tapped(Wire.MESSAGES, event({"type": "message_stop", "timings": timings}))
+    assert tap.timings == Timings(1, 2.0, 3, 4.0, None)
