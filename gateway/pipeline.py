@@ -34,7 +34,8 @@ from gateway.runtime.quota import Quota
 from gateway.runtime.relay import relay
 from gateway.runtime.upstream import Deadlines
 
-ANONYMOUS = Key(name="anonymous", hash=b"", admin=True)
+ANONYMOUS = Key(name="anonymous", hash=b"", admin=True)  # no keys at all: everybody is the operator
+GUEST = Key(name="anonymous", hash=b"")  # there are keys, and `auth.anonymous` lets others in
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,6 +84,8 @@ class Pipeline:
         if ring is None:
             return ANONYMOUS
         found = ring.find(presented(exchange.headers), datetime.now(UTC))
+        if found is Refusal.ABSENT and not (admin or self.config.needs_key):
+            return GUEST
         if isinstance(found, Refusal):
             raise found.error
         if admin and not found.admin:
