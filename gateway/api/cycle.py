@@ -196,17 +196,17 @@ class Cycle:
         """
         if self.gone:
             return
+        if self._chunked and more and data and not self._head:  # an event: the hot path
+            self.edge.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            return
         if self.complete or not self.started:
             raise RuntimeError("body bytes before the start or after the end of the response")
         if self._chunked:
             data = _chunk(data, more=more)
         elif self._bodiless:
             data = b""
-        elif self._left is not None:
-            self._left -= len(data)
-            if self._left < 0 or (self._left and not more):
-                self.abort()
-                raise RuntimeError("the response body does not keep its content-length")
+        else:
+            self._count(len(data), more=more)
         self._write(data)
         if not more:
             self._finish()
@@ -280,6 +280,15 @@ class Cycle:
         if not self.keep_alive:
             lines.append(b"connection: close\r\n")
 
+    def _count(self, size: int, *, more: bool) -> None:
+        """Hold a counted body to its word."""
+        if self._left is None:
+            return
+        self._left -= size
+        if self._left < 0 or (self._left and not more):
+            self.abort()
+            raise RuntimeError("the response body does not keep its content-length")
+
     def _write(self, data: bytes) -> None:
         head, self._head = self._head, b""
         if head and len(data) < _JOIN_BELOW:
@@ -296,6 +305,7 @@ class Cycle:
 
     def _finish(self) -> None:
         self.complete = True
+        self._chunked = False
         self._callback = None
         self.pieces.clear()  # of a body that nobody wanted
         if self._waiters:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 
@@ -60,6 +60,7 @@ class _Phase(Enum):
 
 
 _READING, _BUSY, _LINGER, _CLOSED = _Phase
+_UNSENT_S: Final = 300.0  # for what is unsent at the end, when write_stall_s is off
 
 
 class Edge(asyncio.Protocol):
@@ -93,7 +94,6 @@ class Edge(asyncio.Protocol):
         self._backlog = b""  # raw bytes behind the request in progress
         self._dropped = 0  # bytes read for nobody, since the answer
         self._read_paused = False
-        self._unsent = 0
 
     # -- what the transport calls
 
@@ -145,7 +145,8 @@ class Edge(asyncio.Protocol):
         return self.outflow.paused
 
     def resume_writing(self) -> None:
-        self._watch.flowing()
+        if self._phase is not _CLOSED:
+            self._watch.flowing()
         self.outflow.resume()
 
     # -- what the reader calls
@@ -325,22 +326,16 @@ class Edge(asyncio.Protocol):
         self.transport.close()
 
     def _become_closed(self) -> None:
-        """What is unsent has write_stall_s to get on."""
+        """What is unsent goes on its way, but not for ever."""
         self._phase = _CLOSED
         self.cycle = None
         self._backlog = b""
-        self._unsent = self.transport.get_write_buffer_size()
-        self._watch.within(self.settings.write_stall_s or 300.0)
+        self._watch.nothing()
+        self._watch.stalled(self.settings.write_stall_s or _UNSENT_S)
 
     def _expire(self) -> None:
         cycle = self.cycle
-        if self._phase is _CLOSED:
-            unsent = self.transport.get_write_buffer_size()
-            if unsent == 0 or unsent >= self._unsent:
-                self.abort()
-            else:
-                self._become_closed()
-        elif self._phase is _LINGER or (cycle is not None and cycle.complete):
+        if self._phase is _LINGER or (cycle is not None and cycle.complete):
             self._close()
         elif cycle is not None:
             self.refuse(_timeout("The request body did not arrive", self.settings.body_silence_s))

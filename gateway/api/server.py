@@ -61,7 +61,7 @@ class Server:
         )
         self._state = ServerState()
         self._listener: asyncio.Server | None = None
-        self._signals = 0
+        self._first = asyncio.Event()
         self._second = asyncio.Event()
         self.port = port
 
@@ -96,25 +96,25 @@ class Server:
             ) from error
         self.port = self._listener.sockets[0].getsockname()[1]
 
-    async def until_signalled(self, drain: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """Serve until the first SIGTERM or SIGINT and its `drain`, or until a second signal.
+    def catch_signals(self) -> None:
+        """From now on SIGTERM and SIGINT mean what `until_signalled` says.
 
-        `drain` runs while the server goes on listening. A second signal, also after this has returned,
-        breaks every connection and ends the process with status 0, two seconds later at the latest. To be
-        called in the main thread, once, by a process that ends then.
+        To be called in the main thread before anybody is told that the server is ready.
         """
         loop = asyncio.get_running_loop()
-        first = asyncio.Event()
+        for number in _SIGNALS:  # not by the loop, which goes back to the default when it closes
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(self._on_signal))
 
-        def on_signal() -> None:
-            self._signals += 1
-            first.set()
-            if self._signals == 2:
-                self._break_off()
+    async def until_signalled(self, drain: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        """Serve until the first signal and the end of its `drain`, or until a second signal.
 
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, on_signal)
-        await first.wait()
+        `drain` runs while the server goes on listening. A second signal, also after this has returned,
+        breaks every connection and ends the process with status 0, two seconds later at the latest. For a
+        process that ends then: `stop` has the signals ignored.
+        """
+        self.catch_signals()
+        loop = asyncio.get_running_loop()
+        await self._first.wait()
         draining = loop.create_task(drain())
         second = loop.create_task(self._second.wait())
         await asyncio.wait({draining, second}, return_when=asyncio.FIRST_COMPLETED)
@@ -137,10 +137,9 @@ class Server:
             task.cancel()
         await self._until_gone()
         await self._lifespan.shutdown()
-        if (
-            self._signals
-        ):  # the loop forgets its handlers when it closes: a late signal would kill us
-            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+        if self._first.is_set():
+            for number in _SIGNALS:  # a late one must not spoil the exit status
+                signal.signal(number, signal.SIG_IGN)
 
     def _connection(self) -> Edge:
         return cast(
@@ -155,9 +154,13 @@ class Server:
     def _edges(self) -> list[Edge]:
         return cast("list[Edge]", list(self._state.connections))
 
-    def _break_off(self) -> None:
-        """Exit now: whoever is still connected sees a broken connection, never a clean end."""
-        self._second.set()
+    def _on_signal(self) -> None:
+        if self._second.is_set():
+            return
+        if not self._first.is_set():
+            self._first.set()
+            return
+        self._second.set()  # exit now: whoever is still connected sees a break, never a clean end
         for connection in self._edges():
             connection.abort()
         asyncio.get_running_loop().call_later(_PARTING_S * 2, os._exit, 0)

@@ -32,7 +32,9 @@ class Watch:
         "_on_lost",
         "_silent_since",
         "_stall_deadline",
+        "_stall_s",
         "_stopped",
+        "_taken",
         "_timer",
         "_timer_at",
         "_transport",
@@ -51,6 +53,8 @@ class Watch:
         self._on_lost = on_lost
         self._deadline = math.inf
         self._stall_deadline = math.inf
+        self._stall_s = 0.0
+        self._taken = 0  # bytes, at the last look at a stall
         self._silent_since = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
@@ -69,14 +73,16 @@ class Watch:
         self._deadline = math.inf
 
     def stalled(self, seconds: float) -> None:
-        """The client takes no bytes since now; 0 is no limit."""
+        """We wait for the client to take bytes; it has this long for each of them. 0 is no limit."""
+        self._stall_s = seconds
+        self._taken = tcp.bytes_taken(self._transport)
         when = self._loop.time() + seconds if seconds else math.inf
         self._stall_deadline = when
         if when < self._timer_at:
             self._ring_at(when)
 
     def flowing(self) -> None:
-        """The client takes bytes again."""
+        """We wait for that no longer."""
         self._stall_deadline = math.inf
 
     def stop(self) -> None:
@@ -94,13 +100,20 @@ class Watch:
     def _look(self) -> None:
         now = self._loop.time() + _EARLY_S
         self._timer = None
-        if now >= self._stall_deadline or self._has_vanished(now):
+        if self._has_stalled(now) or self._has_vanished(now):
             self._on_lost()
         elif now >= self._deadline:
             self._deadline = math.inf
             self._on_deadline()
         if not self._stopped and self._timer is None:
             self._ring_at(min(self._deadline, self._stall_deadline, now + _TICK_S))
+
+    def _has_stalled(self, now: float) -> bool:
+        if now < self._stall_deadline:
+            return False
+        before, self._taken = self._taken, tcp.bytes_taken(self._transport)
+        self._stall_deadline = now + self._stall_s
+        return self._taken <= before
 
     def _has_vanished(self, now: float) -> bool:
         if not tcp.is_unanswered(self._transport):
