@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gateway.core.dispatch import Waiting
+    from gateway.core.tickets import Waiting
 
 CONSIDERED = 64  # most waiting requests that one decision looks at
 MAX_IDLE_LINES = 1_024

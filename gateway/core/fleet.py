@@ -152,6 +152,10 @@ class Backend:
             return max(0, self.lendable - self.in_flight)
         return max(0, min(self.lendable, self.slots - self.settling_permits) - self.in_flight)
 
+    def free_for(self, ticket: int) -> int:
+        """Free permits, unless they are being kept for somebody else."""
+        return self.free if self.reserved_by in (None, ticket) else 0
+
     def others(self, now: float) -> float:
         """Requests of other clients inside the engine, by its last report, fading with its age."""
         advice = self.advice

@@ -124,7 +124,9 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @rule(
         name=st.sampled_from(NAMES),
-        fitness=st.sampled_from([Fitness.UP] * 8 + [Fitness.DOWN, Fitness.LOADING, Fitness.SLEEPING]),
+        fitness=st.sampled_from(
+            [Fitness.UP] * 8 + [Fitness.DOWN, Fitness.LOADING, Fitness.SLEEPING]
+        ),
         running=st.none() | st.integers(0, 9),
     )
     def report(self, name: str, fitness: Fitness, running: int | None) -> None:
@@ -182,7 +184,7 @@ class DispatchMachine(RuleBasedStateMachine):
     @invariant()
     def law_1_nothing_waits_unknown(self) -> None:
         waiting = sum(1 for s in self.state.values() if s == "waiting")
-        assert self.dispatch.queued == waiting == self.dispatch.lines.count
+        assert self.dispatch.queued == waiting == self.dispatch.queue.lines.count
 
     @invariant()
     def law_2_no_idle_slot(self) -> None:
@@ -190,10 +192,13 @@ class DispatchMachine(RuleBasedStateMachine):
         for ticket, state in self.state.items():
             if state != "waiting":
                 continue
-            waiting = self.dispatch._waiting[ticket]
+            waiting = self.dispatch.queue.waiting[ticket]
             for name in waiting.offer.pool - waiting.tried:
                 backend = self.dispatch.backends[name]
-                if backend.free < waiting.offer.permits or backend.reserved_by not in (None, ticket):
+                if backend.free < waiting.offer.permits or backend.reserved_by not in (
+                    None,
+                    ticket,
+                ):
                     continue
                 since = backend.idle_wanted_since
                 assert since is not None, "an idle slot that is wanted is watched"
@@ -203,7 +208,7 @@ class DispatchMachine(RuleBasedStateMachine):
     def a_deadline_is_kept(self) -> None:
         for ticket, state in self.state.items():
             if state == "waiting":
-                assert self.now <= self.dispatch._waiting[ticket].deadline + 1e-6
+                assert self.now <= self.dispatch.queue.waiting[ticket].deadline + 1e-6
 
     @invariant()
     def a_reservation_belongs_to_somebody_who_waits(self) -> None:
@@ -213,7 +218,7 @@ class DispatchMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_line_has_room_for_whom_it_holds(self) -> None:
-        pools = sum(self.dispatch._pools.values())
+        pools = sum(self.dispatch.queue.pools.values())
         assert pools == self.dispatch.queued
 
     def teardown(self) -> None:
@@ -223,7 +228,7 @@ class DispatchMachine(RuleBasedStateMachine):
         assert all(b.in_flight == 0 for b in self.dispatch.backends.values())
         assert all(b.backlog_tokens == 0 for b in self.dispatch.backends.values())
         assert self.dispatch.queued == 0
-        assert self.dispatch._pools == {}
+        assert self.dispatch.queue.pools == {}
 
 
 TestDispatchMachine = DispatchMachine.TestCase

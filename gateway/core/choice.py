@@ -1,0 +1,160 @@
+"""Which waiting request starts next, and where.
+
+Law of this file (law 2): a free slot and a waiting request that could use it do not coexist, unless that request is
+better off waiting for its warm backend; and then for half a second at most.
+"""
+
+from __future__ import annotations
+
+from gateway.core import cost
+from gateway.core.cost import Price
+from gateway.core.fleet import Backend
+from gateway.core.prefix import PrefixIndex
+from gateway.core.queue import Queue
+from gateway.core.tickets import Waiting
+
+PATIENCE_S = 0.5  # longest that a free slot waits for a request that prefers another backend
+BATCH_EVERY = 8
+
+
+class Choice:
+    """Looks at who waits and what is free. Owned by `core.dispatch`, as is all that it looks at."""
+
+    def __init__(self, backends: dict[str, Backend], index: PrefixIndex, queue: Queue) -> None:
+        self._backends = backends
+        self._index = index
+        self._queue = queue
+
+    def next(self, now: float) -> tuple[Waiting, Price] | None:
+        """Who starts now, and at what price; None: nobody can, or is better off waiting."""
+        if self._queue:
+            free = {b.name for b in self._backends.values() if b.free > 0}
+            if free:
+                return self._choose(now, free)
+        else:
+            for backend in self._backends.values():
+                backend.idle_wanted_since = None
+        return None
+
+    def patience_ends(self) -> list[float]:
+        """When idle slots that are wanted go to whoever can use them."""
+        since = [b.idle_wanted_since for b in self._backends.values()]
+        return [at + PATIENCE_S * 0.9 for at in since if at is not None]
+
+    def batch_waits_for(self, name: str) -> bool:
+        return any(
+            line.batch and any(name in one.offer.pool for one in line.waiting)
+            for line in self._queue.lines.lines_waiting()
+        )
+
+    def _choose(self, now: float, free: set[str]) -> tuple[Waiting, Price] | None:
+        """The first waiting request, in fairness order, whose own cheapest backend has a slot for it.
+
+        1 it cannot start on what is free: the next one; if it needs several slots and is first, it reserves
+        2 its cheapest backend has the slots: start there
+        3 it was overtaken enough, or a slot it could use has been idle for half a second: start on that one
+        4 it is better off waiting for its warm backend: the next one
+        """
+        due = {n for n in free if self._backends[n].since_batch >= BATCH_EVERY - 1}
+        wanted: set[str] = set()
+        ahead: set[str] = set()
+        promised = self._promised()
+        for waiting in self._queue.lines.order(batch_first=bool(due)):
+            ready = self._ready(waiting, free, due)
+            if ready:
+                price = self._accept(now, waiting, ready, promised)
+                if price is not None:
+                    return waiting, price
+                wanted |= ready
+            elif waiting.offer.permits > 1 and not ahead & waiting.offer.pool:
+                self._reserve(now, waiting, promised)
+            ahead |= waiting.offer.pool
+        self._watch_idle(now, free, wanted)
+        return None
+
+    def _ready(self, waiting: Waiting, free: set[str], due: set[str]) -> set[str]:
+        """Backends that have all the slots it needs, now."""
+        offer = waiting.offer
+        usable = free & (offer.pool - waiting.tried)
+        if due and waiting.line.batch:
+            usable &= due
+        return {
+            name for name in usable if self._backends[name].free_for(offer.ticket) >= offer.permits
+        }
+
+    def _accept(
+        self, now: float, waiting: Waiting, ready: set[str], promised: dict[str, int]
+    ) -> Price | None:
+        prices = self._prices(now, waiting, promised)
+        best = cost.cheapest(prices, waiting.offer.conversation)
+        self._prefer(waiting, best.backend.name, promised)
+        if best.backend.name in ready:
+            return best
+        if waiting.overdue or any(self._patience_over(now, name) for name in ready):
+            near = [one for one in prices if one.backend.name in ready]
+            return cost.cheapest(near, waiting.offer.conversation)
+        return None
+
+    def _watch_idle(self, now: float, free: set[str], wanted: set[str]) -> None:
+        """Since when has a slot been free that somebody who waits could use?"""
+        for name in free:
+            backend = self._backends[name]
+            if name not in wanted:
+                backend.idle_wanted_since = None
+            elif backend.idle_wanted_since is None:
+                backend.idle_wanted_since = now
+
+    def _prices(self, now: float, waiting: Waiting, promised: dict[str, int]) -> list[Price]:
+        """What each backend that could take it would cost."""
+        offer, out = waiting.offer, []
+        for name in offer.pool - waiting.tried:
+            backend = self._backends.get(name)
+            if backend is not None and backend.takes_work and backend.slots >= offer.permits:
+                crowd = promised.get(name, 0) - (waiting.best == name)
+                busy_too = backend.free < offer.permits
+                matched = self._index.match(name, offer.chain, busy_too=busy_too)
+                out.append(
+                    cost.price(
+                        backend,
+                        now,
+                        offer.prompt_bytes,
+                        matched,
+                        permits=offer.permits,
+                        promised=crowd,
+                    )
+                )
+        return out
+
+    def _promised(self) -> dict[str, int]:
+        """Q_b: how many waiting requests have this backend as their own cheapest."""
+        promised: dict[str, int] = {}
+        for waiting in self._queue:
+            if waiting.best is not None:
+                promised[waiting.best] = promised.get(waiting.best, 0) + 1
+        return promised
+
+    @staticmethod
+    def _prefer(waiting: Waiting, best: str, promised: dict[str, int]) -> None:
+        if waiting.best != best:
+            if waiting.best is not None:
+                promised[waiting.best] -= 1
+            promised[best] = promised.get(best, 0) + 1
+            waiting.best = best
+
+    def _reserve(self, now: float, waiting: Waiting, promised: dict[str, int]) -> None:
+        """First in order, needs several permits: keep what gets free on its cheapest backend."""
+        ticket = waiting.offer.ticket
+        for backend in self._backends.values():
+            if backend.reserved_by == ticket:
+                if backend.takes_work:
+                    return
+                backend.reserved_by = None
+        prices = self._prices(now, waiting, promised)
+        prices = [one for one in prices if one.backend.reserved_by is None]
+        if prices:
+            cheapest = cost.cheapest(prices, waiting.offer.conversation)
+            cheapest.backend.reserved_by = ticket
+
+    def _patience_over(self, now: float, name: str) -> bool:
+        since = self._backends[name].idle_wanted_since
+        return since is not None and now - since >= PATIENCE_S * 0.9

@@ -1,0 +1,113 @@
+"""Permits that are lent: to whom, and what each teaches when it comes back.
+
+Law of this file (law 1): a backend never has more of our permits in flight than its slots, and every permit that was
+lent comes back. After a cancel a llama-server or Ollama slot settles before it is lent again.
+"""
+
+from __future__ import annotations
+
+from gateway.core.cost import Price
+from gateway.core.fairness import Lines
+from gateway.core.fleet import DECODE_SETTLE_S, Backend
+from gateway.core.prefix import BLOCK_BYTES, PrefixIndex
+from gateway.core.tickets import Affinity, Held, Offer, Used, Waiting
+
+
+class Permits:
+    """All permits in flight, by ticket. Owned by `core.dispatch`."""
+
+    def __init__(self, index: PrefixIndex, lines: Lines) -> None:
+        self.held: dict[int, Held] = {}
+        self._index = index
+        self._lines = lines
+
+    def lend(self, now: float, waiting: Waiting, price: Price) -> Affinity:
+        """Start a request on a backend. Says whether that is where most of its prefix is."""
+        offer, backend = waiting.offer, price.backend
+        expected = backend.service_s.value * offer.permits
+        tokens = price.own_tokens
+        affinity = self._affinity(offer, price)
+        self.held[offer.ticket] = Held(
+            offer,
+            backend,
+            waiting.line,
+            now,
+            waiting.deadline,
+            expected,
+            tokens,
+            tokens,
+            backend.backlog_tokens,
+            price.matched,
+            waiting.tried | {backend.name},
+        )
+        self._index.start(backend.name, offer.ticket, offer.chain)
+        backend.in_flight += offer.permits
+        backend.backlog_tokens += tokens
+        backend.idle_wanted_since = None
+        self._lines.started(waiting.line, expected, backend.name)
+        return affinity
+
+    def first_token(self, now: float, ticket: int) -> None:
+        """Its prefill is over: it is nobody's backlog any more, and it teaches the prefill rate."""
+        held = self.held.get(ticket)
+        if held is None or held.first_token_at is not None:
+            return
+        held.first_token_at = now
+        _drop_backlog(held)
+
+    def take_back(self, now: float, ticket: int, *, cancelled: bool) -> Held | None:
+        """The permits of this request are free again, or settling; None when it had none."""
+        held = self.held.pop(ticket, None)
+        if held is None:
+            return None
+        backend, permits = held.backend, held.offer.permits
+        backend.in_flight -= permits
+        self._index.end(backend.name, held.offer.ticket)
+        backend.released.append((now, permits))
+        self._lines.released(held.line, (now - held.since) * permits - held.expected_s)
+        if cancelled and backend.settles:
+            rest = DECODE_SETTLE_S
+            if held.first_token_at is None:
+                prefill = held.work_tokens / backend.prefill_rate.value
+                rest = max(rest, prefill - (now - held.since))
+            backend.settle(now, rest, permits)
+        _drop_backlog(held)
+        return held
+
+    def learn(self, now: float, held: Held, used: Used | None) -> None:
+        """What a whole answer teaches: service time, tokens in a byte, the truth about the cache, the prefill rate.
+
+        Rate: what was ahead of it and its own uncached tokens were computed until its first token.
+        """
+        backend, offer, work = held.backend, held.offer, held.work_tokens
+        backend.service_s.learn(now - held.since)
+        if used is not None and used.prompt_tokens >= 16 and offer.prompt_bytes:
+            per_token = offer.prompt_bytes / used.prompt_tokens
+            backend.bytes_per_token.learn(per_token)
+            if used.cached_tokens is not None:
+                work = used.prompt_tokens - used.cached_tokens
+                cached = round(used.cached_tokens * per_token)
+                self._index.correct(backend.name, offer.chain, cached)
+        if held.first_token_at is not None and work + held.ahead_tokens >= 64:
+            seconds = max(held.first_token_at - held.since, 1e-3)
+            backend.prefill_rate.learn((work + held.ahead_tokens) / seconds)
+
+    def _affinity(self, offer: Offer, price: Price) -> Affinity:
+        """Did it go where most of its prefix is?"""
+        if not offer.chain.hashes:
+            return "none"
+        most = max(self._index.match(name, offer.chain, busy_too=True) for name in offer.pool)
+        if most == 0:
+            return "miss"
+        return "hit" if price.matched + BLOCK_BYTES > most else "moved"
+
+
+def others_for(held: Held, backends: dict[str, Backend]) -> list[Backend]:
+    """Where this request may be tried again: not where it was, and never on what is down."""
+    left = (backends.get(name) for name in held.offer.pool - held.tried)
+    return [b for b in left if b and b.is_hopeful and b.slots >= held.offer.permits]
+
+
+def _drop_backlog(held: Held) -> None:
+    held.backend.backlog_tokens -= held.tokens
+    held.tokens = 0

@@ -1,0 +1,107 @@
+"""What dispatch is asked, what it answers, and what it remembers of a request in between."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from gateway.core.cost import Price
+from gateway.core.fairness import Line
+from gateway.core.fleet import Backend
+from gateway.core.prefix import EMPTY, Chain
+
+Reason: TypeAlias = Literal[
+    "gateway_queue_full", "gateway_queue_timeout", "no_backend", "too_many_choices", "exhausted"
+]
+Affinity: TypeAlias = Literal["hit", "miss", "moved", "none"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Offer:
+    """What dispatch needs to know of a request."""
+
+    ticket: int
+    key: str
+    pool: frozenset[str]  # names of the backends that can serve it
+    model: str = ""  # for the caller's own use: its metric label
+    permits: int = 1
+    weight: float = 1.0
+    batch: bool = False
+    prompt_bytes: int = 0
+    conversation: int = 0  # seed of the rendezvous hash
+    chain: Chain = EMPTY  # its prompt, for the caches; empty: no affinity
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """Tokens that an engine reports of one answer. `cached_tokens` None: it does not say."""
+
+    prompt_tokens: int
+    cached_tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    ticket: int
+    backend: str
+    price: Price
+    affinity: Affinity = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    ticket: int
+    reason: Reason
+    retry_after_s: float  # how long until a place is likely to be free; not yet clamped or spread
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    ticket: int
+
+
+Decision: TypeAlias = Start | Refuse | Wait
+
+
+@dataclass(slots=True)
+class Limits:
+    """How many may wait, and for how long. `queue` None: as many as the pool has slots."""
+
+    queue: int | None = None
+    max_wait_s: float = 30.0
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A request in line. Owned by dispatch."""
+
+    offer: Offer
+    line: Line
+    arrival: float
+    deadline: float
+    expected_s: float
+    pool_slots: int
+    tried: frozenset[str] = frozenset()
+    best: str | None = None  # its own cheapest backend at the last look
+    overdue: bool = False
+    matches: dict[str, tuple[int, bool, int]] = field(
+        default_factory=dict
+    )  # owned by `core.choice`
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A request that has its permits. Owned by dispatch."""
+
+    offer: Offer
+    backend: Backend
+    line: Line
+    since: float
+    deadline: float  # of its queueing, for another attempt
+    expected_s: float
+    tokens: int  # uncached prompt tokens still counted in the backend's backlog
+    work_tokens: int  # uncached prompt tokens, as predicted at the start
+    ahead_tokens: int  # the backend's backlog at the start
+    matched: int  # bytes of the prompt that were believed to be cached
+    tried: frozenset[str]
+    first_token_at: float | None = None
