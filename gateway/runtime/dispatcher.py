@@ -54,7 +54,8 @@ class Dispatcher:
         self._on_refused = on_refused
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, asyncio.Future[Start | Refuse]] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.Handle | None = None
+        self._due = 0.0  # when the timer fires
         self._tickets = 0
 
     def ticket(self) -> int:
@@ -125,9 +126,11 @@ class Dispatcher:
                 self._timer = None
             return
         if self._timer is not None:
-            if self._timer.when() <= due + 0.001:
+            if self._due <= due + 0.001:
                 return
             self._timer.cancel()
+        # what is due already comes back from uvloop as a handle without `when()`, so the time is kept here
+        self._due = due
         self._timer = self._loop.call_at(due, self._on_time)
 
     def _on_time(self) -> None:
