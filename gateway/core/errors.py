@@ -158,10 +158,17 @@ def headers_of(error: GatewayError) -> Headers:
     if error.key == "draining":
         out.append((b"connection", b"close"))
     if error.retry_after_s is not None:
-        seconds = min(max(error.retry_after_s, 0.001), 60.0)
-        out.append((b"retry-after", str(max(1, -int(-seconds // 1))).encode()))
-        out.append((b"retry-after-ms", str(max(1, round(seconds * 1000))).encode()))
+        out += retry_after(error.retry_after_s)
     return out
+
+
+def retry_after(seconds: float) -> Headers:
+    """When to come back: whole seconds in 1..60, rounded up, and beside it the exact figure in milliseconds."""
+    seconds = min(max(seconds, 0.001), 60.0)
+    return [
+        (b"retry-after", str(max(1, -int(-seconds // 1))).encode()),
+        (b"retry-after-ms", str(max(1, round(seconds * 1000))).encode()),
+    ]
 
 
 def stream_event(error: GatewayError, family: Family, request_id: str, *, responses: bool) -> bytes:

@@ -84,13 +84,16 @@ class Dispatcher:
         elif refused.reason in ("too_many_choices", "exhausted"):
             again = None
         else:
-            again = min(max(refused.retry_after_s, 1.0), RETRY_AFTER_MAX_S)
-            again *= self._rng.uniform(0.75, 1.25)
+            again = self.spread_s(refused.retry_after_s)
         text = MESSAGES[refused.reason].format(
             s=max(1, -int(-(again or 0) // 1)), wait=self.dispatch.limits.max_wait_s
         )
         key = "upstream_failed" if refused.reason == "exhausted" else refused.reason
         return GatewayError(key, text, retry_after_s=again)
+
+    def spread_s(self, seconds: float) -> float:
+        """The estimate within 1..48 s, times 0.75..1.25."""
+        return min(max(seconds, 1.0), RETRY_AFTER_MAX_S) * self._rng.uniform(0.75, 1.25)
 
     def now(self) -> float:
         return self._loop.time()
@@ -193,6 +196,11 @@ class Place:
     def may_go_elsewhere(self) -> bool:
         """Is there another backend of its pool, not tried yet, that may take it within its deadline?"""
         return self._dispatcher.dispatch.has_other(self._dispatcher.now(), self.offer.ticket)
+
+    def again_s(self) -> float:
+        """When a client that is sent away by the backend itself may come back."""
+        dispatcher = self._dispatcher
+        return dispatcher.spread_s(dispatcher.dispatch.queue.drain_s(self.offer))
 
     def first_token(self) -> None:
         """Its prefill is over."""

@@ -13,7 +13,7 @@ from secrets import token_hex
 from types import TracebackType
 
 from gateway.core.catalog import Pool
-from gateway.core.errors import GatewayError
+from gateway.core.errors import GatewayError, retry_after
 from gateway.core.headers import to_upstream
 from gateway.core.request import drop_top_level, replace_model
 from gateway.runtime.backends import Backends
@@ -108,6 +108,8 @@ class Forward:
                     self._fault(place.backend, response.status)
                 return response
             if not place.may_go_elsewhere():
+                if all(name != b"retry-after" for name, _ in response.headers):
+                    response.headers.extend(retry_after(place.again_s()))
                 return response
             self._metrics.retries[place.backend, "busy"] += 1
             await self._stack.aclose()
