@@ -14,6 +14,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -184,10 +185,10 @@ class Poller:
             if watch.poked.is_set():
                 await asyncio.sleep(left)  # the event would not wait: what is due now stands
                 continue
-            try:
-                await asyncio.wait_for(watch.poked.wait(), min(left, _TICK_S))
-            except TimeoutError:
-                continue
+            # Not wait_for: in Python 3.11 it loses a cancellation that meets the event (bpo-37658).
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left, _TICK_S)):
+                    await watch.poked.wait()
 
     def _due(self, watch: _Watch, stretch: float) -> float:
         soonest = watch.ended + _NEAREST_S * stretch

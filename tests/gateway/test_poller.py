@@ -401,6 +401,17 @@ def test_a_certificate_is_trusted_by_its_own_authority_only(tmp_path: Path) -> N
 
 
 @in_loop
+async def test_a_stop_in_the_same_moment_as_a_poke_is_not_lost() -> None:
+    desk = Desk(PollTarget("a", "http://127.0.0.1:1"))
+    await desk.poller.start()
+    await desk.poller.first_round(10 * slack())
+    await asyncio.sleep(0.05)  # into the rest between two rounds
+    desk.poller.poke("a")
+    async with asyncio.timeout(10 * slack()):
+        await desk.poller.stop()
+
+
+@in_loop
 async def test_a_changed_configuration_drops_begins_and_leaves_alone_what_it_should() -> None:
     async with ScriptedBackend(_llama()) as kept, ScriptedBackend(_llama()) as changed:
         one, two = PollTarget("one", kept.url), PollTarget("two", changed.url)
