@@ -15,11 +15,12 @@ from gateway.engines.base import Answer, Document, Model
 
 _MOST_MODELS = 2000  # an index of everything on a hub is not a model list that we serve
 _LONGEST_TEXT = 512
+_LONGEST_JSON = 1 << 20  # the worst JSON of this size takes some 20 ms to decode
 
 
 def value_of(answer: Answer | None) -> Any:
     """The JSON value of a 200 answer; None when it is anything else, or was too long to read whole."""
-    if answer is None or answer.status != 200 or answer.cut:
+    if answer is None or answer.status != 200 or answer.cut or len(answer.body) > _LONGEST_JSON:
         return None
     try:
         return msgspec.json.decode(answer.body)

@@ -31,7 +31,7 @@ def exposition(answer: Answer | None) -> bytes:
 
 
 def series(text: bytes, name: str) -> list[Series]:
-    """All samples of this very name, in order. A value that is not a number counts as NaN."""
+    """The first 4,096 samples of this very name. A value that is not a number counts as NaN."""
     found: list[Series] = []
     for at in _starts(text, name.encode()):
         line = _LINE.match(text, at)
@@ -91,7 +91,10 @@ def _after(text: bytes, name: bytes, at: int) -> int:
 def _values(text: bytes, aliases: tuple[str, ...], where: bytes) -> list[float]:
     label = where.partition(b"=")[0] + b"="
     for alias in aliases:
-        rows = [v for raw, v in series(text, alias) if where in raw or label not in raw]
+        found = series(text, alias)
+        rows = [value for raw, value in found if where in raw or label not in raw]
+        if len(found) == _MOST_SERIES:
+            return []
         if rows:
             return rows if all(math.isfinite(v) and v >= 0 for v in rows) else []
     return []

@@ -154,6 +154,8 @@ class Poller:
         watch.failures = 0 if report is not None else watch.failures + 1
         if report is None:
             report = silent_report(findings, watch.known, watch.failures, activity)
+            if report.busy:
+                watch.failures = 0  # what proves life now does not leave it guilty of the past
         _remember(watch, look, findings, report)
         age = asyncio.get_running_loop().time() - now
         self._publish(watch.target.name, watch, replace(report, age_s=age))
@@ -208,7 +210,7 @@ def _remember(watch: _Watch, look: Look, findings: Findings, report: EngineRepor
     """Carries over to the next round what that one must know."""
     watch.ended = now = asyncio.get_running_loop().time()
     engine = findings.engine
-    if look.full and watch.failures == 0:
+    if look.full and watch.failures == 0 and not report.busy:
         watch.filled = now
     if look.weigh and engine is not None:
         watch.weighed = now

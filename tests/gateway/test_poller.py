@@ -203,10 +203,7 @@ async def test_bytes_on_a_live_stream_keep_a_silent_backend_up_and_without_them_
             assert (desk.last.state, desk.last.busy) == (State.UP, True)
             assert desk.last.running is None
 
-            backend.table = _llama()
-            await desk.until(lambda report: not report.busy)
             desk.activity = Activity(in_flight=1, last_traffic_age_s=0.0, bytes_age_s=60.0)
-            backend.table["/health"] = BREAK
             before = len(desk.reports)
             await desk.until(lambda report: report.state is State.DOWN)
 

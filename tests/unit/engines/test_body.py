@@ -31,9 +31,17 @@ def test_what_is_not_json_is_read_as_nothing(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [None, Answer(500, {}, b"{}"), Answer(200, {}, b'{"a":1}', cut=True)]
+    "answer",
+    [
+        None,
+        Answer(500, {}, b"{}"),
+        Answer(200, {}, b'{"a":1}', cut=True),
+        Answer(200, {}, b'{"a":1}' + b" " * (1 << 20)),
+    ],
 )
-def test_an_answer_that_is_missing_failed_or_cut_has_no_value(answer: Answer | None) -> None:
+def test_an_answer_that_is_missing_failed_cut_or_overlong_has_no_value(
+    answer: Answer | None,
+) -> None:
     assert value_of(answer) is None
     assert document_of(answer) == {}
 

@@ -90,10 +90,11 @@ def test_the_text_of_a_failed_or_overlong_answer_is_not_used() -> None:
     assert exposition(Answer(200, {}, b"run 1\n", cut=True)) == b""
 
 
-def test_the_number_of_series_is_bounded() -> None:
+def test_the_number_of_series_is_bounded_and_part_of_a_sum_is_not_said() -> None:
     text = b"".join(b'run{e="%d"} 1\n' % i for i in range(5000))
 
     assert len(series(text, "run")) == 4096
+    assert total(text, "run") is None
 
 
 def test_a_line_of_open_quotes_costs_no_more_than_its_length() -> None:
