@@ -1,8 +1,16 @@
-"""`slotgate`, and `python -m gateway`: the same command."""
+"""`slotgate`, and `python -m gateway`: the same command.
+
+Law of this file: whatever is wrong with a command line is told in one line on stderr that says what to do, with status 2.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
 import click
+from click.exceptions import NoArgsIsHelpError
 
 from gateway import __version__
 from gateway.cli.check import check
@@ -11,15 +19,51 @@ from gateway.cli.keys import keys
 from gateway.cli.serve import serve
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class WrongUsage(click.ClickException):
+    """A usage error in one line; click's own form takes four."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class Commands(click.Group):
+    """The group of all commands, in the order in which a person meets them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click's signature)
+        return list(self.commands)
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with _one_line():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _one_line():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _one_line() -> Iterator[None]:
+    try:
+        yield
+    except NoArgsIsHelpError:
+        raise
+    except click.UsageError as error:
+        name = error.ctx.command_path if error.ctx is not None else "slotgate"
+        raise WrongUsage(f"{error.format_message()} (`{name} --help` tells more)") from error
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="slotgate")
 def main() -> None:
     """One OpenAI-compatible address in front of several self-hosted LLM engines.
 
     \b
-    Start in front of your own engine:   slotgate serve --backend http://127.0.0.1:8080
     See it work on a small real model:   slotgate demo
+    Start in front of your own engine:   slotgate serve --backend http://127.0.0.1:8080
     Make a key for a person or a tool:   slotgate keys new NAME
+    Look a config and its engines over:  slotgate check slotgate.yaml
+
+    \b
+    SLOTGATE_CONFIG, SLOTGATE_URL and SLOTGATE_KEY stand for --config, --url and --key.
     """  # noqa: D301  (click's own mark for verbatim lines)
 
 

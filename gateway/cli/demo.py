@@ -46,7 +46,7 @@ QUESTIONS: Final = (
 )
 
 
-@click.command()
+@click.command(short_help="See it work, on small engines that it starts and stops.")
 @click.option("--keep", is_flag=True, help="Stay up after the show, until Ctrl-C.")
 def demo(keep: bool) -> None:
     """Start two small engines and the gateway in front of them, and show what it does.
