@@ -71,6 +71,8 @@ def read(seen: Seen, known: EngineReport | None) -> EngineReport:
     load = _load(seen, name)
     counted = _slots(models)
     slots = count(props.get("total_slots"), least=1, most=_MOST_SLOTS) or counted
+    if slots is None:
+        slots = _told_before(known, name)
     context = _context(models)
     shared = name is not None and counted is None
     pool = pool_of(slots or _AUTOMATIC_SLOTS, context, shared=shared) if name else None
@@ -142,6 +144,13 @@ def _slots(models: tuple[Model, ...]) -> int | None:
     told = told or [_parallel(model) for model in models]
     given = [slots for slots in told if slots is not None]
     return min(given) if given and len(given) == len(told) else None
+
+
+def _told_before(known: EngineReport | None, name: str | None) -> int | None:
+    """What the /props of the child that is still the only loaded one said when it was last asked."""
+    if known is None or known.slots_assumed or name is None:
+        return None
+    return known.slots if _only_loaded(known.models or ()) == name else None
 
 
 def _parallel(model: Model) -> int | None:

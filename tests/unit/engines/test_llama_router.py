@@ -111,6 +111,21 @@ def test_without_parallel_four_slots_over_one_pool_are_assumed() -> None:
     assert "assuming 4 slots" in report.warnings[0]
 
 
+def test_what_a_child_said_of_its_slots_stands_while_it_is_the_only_one_loaded() -> None:
+    table = _listed(_entry("a", "loaded"), _entry("b", "unloaded"))
+    told = table | {"/props?model=a&autoload=false": said({"total_slots": 2})}
+    weighed = Round(ENGINE, told, WEIGH).report
+    other = _listed(_entry("a", "unloaded"), _entry("b", "loaded"))
+
+    later = Round(ENGINE, table, known=weighed).report
+    swapped = Round(ENGINE, other, known=weighed).report
+    assumed_again = Round(ENGINE, table, known=swapped).report
+
+    assert (later.slots, later.slots_assumed) == (2, False)
+    assert (swapped.slots, swapped.slots_assumed) == (4, True)
+    assert (assumed_again.slots, assumed_again.slots_assumed) == (4, True)
+
+
 def test_one_model_of_unknown_size_makes_the_whole_number_unknown() -> None:
     table = _listed(_entry("a", "unloaded", "--parallel", "2"), {"id": "b"})
 
