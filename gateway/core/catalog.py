@@ -5,7 +5,7 @@ A pool is all backends that serve one name. A name is an alias of the configurat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
@@ -51,8 +51,12 @@ class Pool:
         }
         if not able or able == self.backends:
             return self
-        ids = {name: self.ids[name] for name in able}
-        return replace(self, ids=ids, backends=frozenset(able))
+        return self.among(able)
+
+    def among(self, names: Collection[str]) -> Pool:
+        """The part of the pool that is among these backends."""
+        ids = {name: own for name, own in self.ids.items() if name in names}
+        return replace(self, ids=ids, backends=frozenset(ids))
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,7 @@ class Catalog:
     pools: Mapping[str, Pool] = field(default_factory=dict)
     listings: Mapping[str, Listing] = field(default_factory=dict)
     default: str | None = None
+    path: str | None = None  # only of the backends that are known to serve this path
 
     @classmethod
     def build(
@@ -76,9 +81,30 @@ class Catalog:
             pool = _pool(alias.name, alias.ids, listings)
             pools[alias.name] = replace(pool, fallback=alias.fallback, is_alias=True)
         if default is None:
-            names = [alias.name for alias in aliases] or ids
-            default = names[0] if len(names) == 1 else None
+            default = _only([alias.name for alias in aliases] or _own_ids(ids, listings))
         return cls(pools, dict(listings), default)
+
+    def serving(self, path: str) -> Catalog:
+        """The part that can be asked for one engine's own path: of the backends that are known to serve it.
+
+        Without a default there, the only model of that part is meant.
+        """
+        able = {
+            name: listing
+            for name, listing in self.listings.items()
+            if listing.paths is not None and path in listing.paths
+        }
+        pools = {
+            pool.name: part for pool in self.pools.values() if (part := pool.among(able)).backends
+        }
+        default = self.default if self.default in pools else None
+        if default is None:
+            default = _only([name for name, pool in pools.items() if pool.is_alias])
+        if default is None:
+            default = _only(_own_ids(pools, able))
+        unsure = any(listing.paths is None for listing in self.listings.values())
+        listings = able if able or not unsure else self.listings
+        return Catalog(pools, listings, default, path)
 
     def resolve(
         self,
@@ -109,8 +135,24 @@ class Catalog:
         return pool
 
     def names(self, allowed: frozenset[str] | None) -> list[str]:
-        """The names a key may see, in a stable order."""
+        """The names a key may use, in a stable order."""
         return [name for name in self.pools if allowed is None or name in allowed]
+
+    def listed(self, allowed: frozenset[str] | None) -> list[str]:
+        """The names to show to a key: without the second names that an engine has for one model."""
+        if allowed is not None:
+            return self.names(allowed)
+        own = set(_own_ids(self.pools, self.listings))
+        return [name for name, pool in self.pools.items() if pool.is_alias or name in own]
+
+    def told(self, name: str) -> Mapping[str, Any] | None:
+        """What an engine says of the model of this name; always the same engine while nothing changes."""
+        pool = self.pools[name]
+        for backend in sorted(pool.backends):
+            own = self.listings[backend].models.get(pool.ids[backend])
+            if own:
+                return own
+        return None
 
     def _find(self, name: str | None) -> Pool | None:
         if name is None:
@@ -122,13 +164,16 @@ class Catalog:
                 return latest
         return pool
 
+    @property
+    def is_empty(self) -> bool:
+        """No backend has told its models yet."""
+        return not any(listing.models for listing in self.listings.values())
+
     def _not_found(self, name: str | None, allowed: frozenset[str] | None) -> GatewayError:
-        if not any(listing.models for listing in self.listings.values()):
-            return GatewayError(
-                "no_backend",
-                "Server overloaded: no backend has told its models yet. Please try again in 5s.",
-                retry_after_s=5.0,
-            )
+        if self.path is not None and not self.listings:
+            return GatewayError("not_found", f"No backend here serves {self.path}.")
+        if self.is_empty:
+            return nothing_known()
         names = self.names(allowed)
         if name is None:
             return GatewayError(
@@ -139,9 +184,19 @@ class Catalog:
         shown = name if len(name) <= 100 else name[:100] + "..."
         near = get_close_matches(shown, names, n=1, cutoff=0.0)
         hint = f" The nearest known model is {near[0]!r}." if near else ""
+        where = f" on a backend that serves {self.path}" if self.path else ""
         return GatewayError(
-            "model_not_found", f"The model {shown!r} does not exist.{hint}", "model"
+            "model_not_found", f"The model {shown!r} does not exist{where}.{hint}", "model"
         )
+
+
+def nothing_known() -> GatewayError:
+    """The refusal while no backend has said what it has."""
+    return GatewayError(
+        "no_backend",
+        "Server overloaded: no backend has told its models yet. Please try again in 5s.",
+        retry_after_s=5.0,
+    )
 
 
 def _pool(name: str, ids: tuple[str, ...], listings: Mapping[str, Listing]) -> Pool:
@@ -162,3 +217,17 @@ def _served(listing: Listing, model: str) -> str | None:
         if other in listing.models:
             return other
     return None
+
+
+def _own_ids(names: Iterable[str], listings: Mapping[str, Listing]) -> list[str]:
+    """Those that are an engine's own id of a model, not a second name for it."""
+    own = {
+        document.get("id", name)
+        for listing in listings.values()
+        for name, document in listing.models.items()
+    }
+    return [name for name in names if name in own]
+
+
+def _only(names: list[str]) -> str | None:
+    return names[0] if len(names) == 1 else None

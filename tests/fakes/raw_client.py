@@ -250,7 +250,7 @@ def encode(
     pairs = list(headers.items()) if isinstance(headers, dict) else list(headers or [])
     named = {name.lower() for name, _ in pairs}
     if "host" not in named:
-        pairs.insert(0, ("Host", "gateway.test"))
+        pairs.insert(0, ("Host", "127.0.0.1"))
     if chunks is not None:
         pairs.append(("Transfer-Encoding", "chunked"))
         body = b"".join(b"%x\r\n%b\r\n" % (len(c), c) for c in chunks) + b"0\r\n\r\n"
