@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from gateway.api.refusal import STATUS_LINES
@@ -30,6 +31,7 @@ _OURS: Final = frozenset(
 _log = logging.getLogger("slotgate.edge")
 
 
+@dataclass(slots=True, eq=False)
 class Cycle:
     """A request in progress and its answer. Owned by its Edge; the app sees it as scope["extensions"]["slotgate.edge"].
 
@@ -39,62 +41,27 @@ class Cycle:
     `body_buffered`; and `start`, `write`, `writable`, which do what `send` does without its messages.
     """
 
-    __slots__ = (
-        "_bodiless",
-        "_callback",
-        "_chunked",
-        "_head",
-        "_left",
-        "_outflow",
-        "_taken",
-        "_waiters",
-        "awaits_continue",
-        "body_complete",
-        "complete",
-        "edge",
-        "gone",
-        "held",
-        "is_head",
-        "keep_alive",
-        "pieces",
-        "received_at",
-        "refusal",
-        "started",
-        "takes_chunks",
-        "task",
-    )
-
-    def __init__(
-        self,
-        edge: Edge,
-        *,
-        is_head: bool,
-        takes_chunks: bool,
-        keep_alive: bool,
-        awaits_continue: bool,
-    ) -> None:
-        self.edge = edge
-        self._outflow = edge.outflow
-        self.is_head = is_head
-        self.takes_chunks = takes_chunks  # false for HTTP/1.0: framed by closing
-        self.keep_alive = keep_alive
-        self.awaits_continue = awaits_continue
-        self.pieces: list[bytes] = []
-        self.held = 0  # bytes in `pieces`
-        self.body_complete = False
-        self.received_at: float | None = None
-        self.gone = False
-        self.refusal: GatewayError | None = None
-        self.started = False
-        self.complete = False
-        self.task: asyncio.Task[None] | None = None
-        self._taken = False  # the app has been given the end of the body
-        self._callback: Callable[[], object] | None = None
-        self._waiters: list[asyncio.Future[None]] = []
-        self._head = b""
-        self._bodiless = False
-        self._chunked = False
-        self._left: int | None = None  # body bytes that content-length still promises
+    edge: Edge
+    is_head: bool
+    takes_chunks: bool  # false for HTTP/1.0: framed by closing
+    keep_alive: bool
+    awaits_continue: bool
+    pieces: list[bytes] = field(default_factory=list)
+    held: int = 0  # bytes in `pieces`
+    body_complete: bool = False
+    received_at: float | None = None
+    gone: bool = False
+    refusal: GatewayError | None = None
+    started: bool = False
+    complete: bool = False
+    task: asyncio.Task[None] | None = None
+    _taken: bool = False  # the app has been given the end of the body
+    _callback: Callable[[], object] | None = None
+    _waiters: list[asyncio.Future[None]] = field(default_factory=list)
+    _head: bytes = b""
+    _bodiless: bool = False
+    _chunked: bool = False
+    _left: int | None = None  # body bytes that content-length still promises
 
     # -- for the app: the client
 
@@ -142,8 +109,8 @@ class Cycle:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        if self._outflow.paused:
-            await self._outflow.room()
+        if self.edge.outflow.paused:
+            await self.edge.outflow.room()
         kind = message["type"]
         if kind == "http.response.body":
             self.write(message.get("body", b""), more=message.get("more_body", False))
@@ -157,11 +124,11 @@ class Cycle:
     @property
     def write_paused(self) -> bool:
         """Whether the client is behind: `writable` would wait."""
-        return self._outflow.paused
+        return self.edge.outflow.paused
 
     async def writable(self) -> None:
         """Wait until the client takes bytes again. Returns at once when it has left."""
-        await self._outflow.room()
+        await self.edge.outflow.room()
 
     def start(self, status: int, headers: Iterable[tuple[bytes, bytes]] = ()) -> None:
         """Begin the answer. Header names in lower case; framing and keep-alive are added here.
@@ -256,7 +223,7 @@ class Cycle:
         self.gone = True
         self._head = b""
         self._wake()
-        self._outflow.resume()
+        self.edge.outflow.resume()
         callback, self._callback = self._callback, None
         if callback is not None:
             callback()

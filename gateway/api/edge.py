@@ -13,7 +13,7 @@ subclass of uvicorn's, of which nothing but the constructor was left.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Callable
 from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
@@ -21,6 +21,7 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 
 from gateway.api import tcp
 from gateway.api.cycle import App, Cycle
+from gateway.api.edge_settings import EdgeSettings
 from gateway.api.reader import RequestReader
 from gateway.api.refusal import refusal
 from gateway.api.waiting import Outflow, Watch
@@ -31,25 +32,17 @@ if TYPE_CHECKING:
     from uvicorn.server import ServerState
 
 
-@dataclass(frozen=True, slots=True)
-class EdgeSettings:
-    """Limits of one client connection, in bytes and seconds. A time of 0 means no limit."""
-
-    header_kib: int = 64  # request line and headers
-    header_count: int = 256
-    headers_s: float = 15.0  # from the first byte of a request to the end of its headers
-    body_silence_s: float = 30.0  # without a byte, while the app waits for the body
-    keepalive_s: float = 75.0  # an idle connection, also one that never sent anything
-    write_stall_s: float = 300.0  # a client that takes no byte of its answer
-    drain_bytes: int = 8 << 20  # read and dropped after an early answer…
-    drain_s: float = 5.0  # …for at most so long
-    backlog_bytes: int = 65536  # kept of what follows a request that is being answered
-    body_high_water: int = 262_144  # body bytes held before the app takes them
+__all__ = ["Edge", "EdgeSettings", "edge"]
+Refused = Callable[[GatewayError], object]
 
 
-def edge(settings: EdgeSettings) -> type[Edge]:
-    """The protocol class with these limits, for `uvicorn.Config(http=…)`."""
-    return type("Edge", (Edge,), {"settings": settings})
+def edge(settings: EdgeSettings, on_refused: Refused = lambda _: None) -> type[Edge]:
+    """The protocol class with these limits, for `uvicorn.Config(http=…)`.
+
+    `on_refused` is told of each request that is answered with an error before the app has seen it.
+    """
+    members = {"settings": settings, "_on_refused": (on_refused,)}  # bare, it would become a method
+    return type("Edge", (Edge,), members)
 
 
 class _Phase(Enum):
@@ -66,7 +59,8 @@ _UNSENT_S: Final = 300.0  # for what is unsent at the end, when write_stall_s is
 class Edge(asyncio.Protocol):
     """One client connection. Owns its reader, its watch, its backlog and the cycle in progress."""
 
-    settings: ClassVar[EdgeSettings] = EdgeSettings()
+    settings: ClassVar[EdgeSettings]
+    _on_refused: ClassVar[tuple[Refused]]
 
     def __init__(
         self,
@@ -102,9 +96,11 @@ class Edge(asyncio.Protocol):
         cast("set[object]", self.server_state.connections).add(self)
         tcp.set_options(transport)
         self._watch = Watch(self.loop, self.transport, self._expire, self.abort)
-        self._server = get_local_addr(self.transport)
-        self._client = get_remote_addr(self.transport)
-        self._scheme = "https" if is_ssl(self.transport) else "http"
+        self._ends = {
+            "scheme": "https" if is_ssl(self.transport) else "http",
+            "server": get_local_addr(self.transport),
+            "client": get_remote_addr(self.transport),
+        }
         self._rest()
 
     def data_received(self, data: bytes) -> None:
@@ -162,10 +158,7 @@ class Edge(asyncio.Protocol):
         )
         self.cycle = cycle
         self._watch.nothing()
-        scope = reader.scope()
-        scope["scheme"] = self._scheme
-        scope["server"] = self._server
-        scope["client"] = self._client
+        scope = reader.scope(self._ends)
         scope["state"] = self.app_state.copy()
         scope["extensions"] = {"slotgate.edge": cycle}
         task = self.loop.create_task(cycle.run(self.app, scope))
@@ -237,7 +230,9 @@ class Edge(asyncio.Protocol):
         if cycle is None or not cycle.started:
             is_head = cycle is not None and cycle.is_head
             self.transport.write(refusal(error, self.reader.url, is_head=is_head))
-        if cycle is not None:
+        if cycle is None:
+            self._on_refused[0](error)
+        else:
             cycle.refusal = error
         if cycle is not None and cycle.started and not cycle.complete:
             self.abort()

@@ -79,8 +79,8 @@ class RequestReader:
         self._tail = b""  # where a CRLFCRLF may have begun
 
     def close(self) -> None:
-        """Break the cycle between the parser and its callbacks."""
-        del self._parser
+        """Break the reference cycles; nothing is fed any more."""
+        del self._parser, self._sink
 
     @property
     def awaits_continue(self) -> bool:
@@ -109,8 +109,8 @@ class RequestReader:
             at = stop
         return at
 
-    def scope(self) -> dict[str, Any]:
-        """The ASGI scope of this request, without what only its connection knows."""
+    def scope(self, ends: dict[str, Any]) -> dict[str, Any]:
+        """The ASGI scope of this request; `ends` is what its connection adds."""
         raw_path, _, query = self.url.partition(b"?")
         path = raw_path.decode("ascii")
         return {
@@ -123,6 +123,7 @@ class RequestReader:
             "query_string": query,
             "root_path": "",
             "headers": self.headers,
+            **ends,
         }
 
     # -- what the parser calls

@@ -25,6 +25,7 @@ from gateway.api.edge import Edge, EdgeSettings, edge
 if TYPE_CHECKING:
     from gateway.api.cycle import App
     from gateway.core.config import Tls
+    from gateway.core.errors import GatewayError
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _BACKLOG: Final = 4096
@@ -41,12 +42,19 @@ class Server:
     """Serves one app on one address. Owns the listening socket, the client connections and the signals."""
 
     def __init__(
-        self, app: App, settings: EdgeSettings, *, host: str, port: int, tls: Tls | None = None
+        self,
+        app: App,
+        settings: EdgeSettings,
+        *,
+        host: str,
+        port: int,
+        tls: Tls | None = None,
+        on_refused: Callable[[GatewayError], object] = lambda _: None,
     ) -> None:
-        """`port` 0 takes a free one."""
+        """`port` 0 takes a free one. `on_refused`: see `edge`."""
         self._config = uvicorn.Config(
             cast("Any", app),
-            http=edge(settings),
+            http=edge(settings, on_refused),
             ws="none",
             host=host,
             port=port,

@@ -86,12 +86,16 @@ class Watch:
         self._stall_deadline = math.inf
 
     def stop(self) -> None:
+        """Look no more."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        del self._on_deadline, self._on_lost  # reference cycles
 
     def _ring_at(self, when: float) -> None:
+        if self._stopped:
+            return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = when
@@ -105,7 +109,7 @@ class Watch:
         elif now >= self._deadline:
             self._deadline = math.inf
             self._on_deadline()
-        if not self._stopped and self._timer is None:
+        if self._timer is None:
             self._ring_at(min(self._deadline, self._stall_deadline, now + _TICK_S))
 
     def _has_stalled(self, now: float) -> bool:

@@ -22,9 +22,17 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
-async def edge_before(app: App, **settings: Any) -> AsyncIterator[Server]:
+async def edge_before(
+    app: App, *, on_refused: Callable[[Any], object] = lambda _: None, **settings: Any
+) -> AsyncIterator[Server]:
     """The app behind an edge with these EdgeSettings; `server.port` is where."""
-    server = Server(only_http(app), EdgeSettings(**settings), host="127.0.0.1", port=0)
+    server = Server(
+        only_http(app),
+        EdgeSettings(**settings),
+        host="127.0.0.1",
+        port=0,
+        on_refused=on_refused,
+    )
     if os.environ.get("SLOTGATE_TEST_EDGE") == "uvicorn":
         server._config.http = "httptools"
     await server.start()

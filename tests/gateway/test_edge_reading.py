@@ -434,3 +434,18 @@ def test_a_head_request_is_refused_without_a_body_when_the_head_is_known() -> No
             assert end.value.got == b""
 
     run(main())
+
+
+def test_the_operator_is_told_of_refusals_that_the_app_never_sees() -> None:
+    async def main() -> None:
+        told: list[str] = []
+        async with edge_before(
+            Echo(), on_refused=lambda error: told.append(error.key), body_silence_s=0.05
+        ) as server:
+            for sent in (b"NONSENSE\r\n\r\n", b"GET /" + b"a" * 70_000, CHUNKED):
+                async with await RawClient.connect(server.port) as client:
+                    await client.send(sent)
+                    await client.response()
+        assert told == ["invalid_request", "headers_too_large"]  # the third was the app's
+
+    run(main())
