@@ -9,7 +9,7 @@ end: answered, refused, broken, or left by its client.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -23,10 +23,12 @@ from gateway.core.request import ParsedRequest, parse
 from gateway.core.routes import Route
 from gateway.core.wire import Wire
 from gateway.runtime.backends import Backends
+from gateway.runtime.body import BodyLimit
 from gateway.runtime.disconnect import ClientPresent
 from gateway.runtime.dispatcher import Dispatcher, Place
 from gateway.runtime.exchange import Exchange
 from gateway.runtime.forward import Forward, Outgoing
+from gateway.runtime.keepalive import EarlyHead
 from gateway.runtime.log import LineLog
 from gateway.runtime.metrics import Metrics
 from gateway.runtime.observe import Record
@@ -61,13 +63,18 @@ class Pipeline:
         with Record(exchange, self.metrics, self.log.request) as record, present:
             key = self.authenticate(exchange)
             record.key = key.name
+            limit = BodyLimit(self.config.limits.body_bytes, "limits.body_mib")
+            exchange.check_body(limit)
             with self.quota.within(key):
                 self._refuse_by_headers(key, record)
-                body = await exchange.body(self.config.limits.body_bytes, "limits.body_mib")
+                body = await exchange.body(limit)
                 present.body_read()
                 request = parse(body, route.wire)
                 pool = self._pool(request, key, route, record)
-                with self._charged(key, request, record):
+                with (
+                    self._charged(key, request, record),
+                    self._early_head(exchange, request, route),
+                ):
                     offer = self._offer(request, key, pool, exchange)
                     async with (
                         self.dispatcher.place(offer) as place,
@@ -127,6 +134,15 @@ class Pipeline:
         self, key: Key, request: ParsedRequest, record: Record
     ) -> AbstractContextManager[None]:
         return self.quota.charged(self.dispatcher.now(), key, request, record)
+
+    def _early_head(
+        self, exchange: Exchange, request: ParsedRequest, route: Route
+    ) -> AbstractContextManager[object]:
+        """For a stream whose engine stays silent for long."""
+        after_s = self.config.timeouts.early_headers_s
+        if not (request.stream and after_s):
+            return nullcontext()
+        return EarlyHead(exchange, route.wire, after_s)
 
     def _offer(self, request: ParsedRequest, key: Key, pool: Pool, exchange: Exchange) -> Offer:
         pieces = request.pieces if self._has_affinity(exchange) else ()

@@ -20,33 +20,43 @@ from gateway.core.errors import (
 )
 from gateway.core.keys import Key
 from gateway.core.routes import Route
-from gateway.runtime.disconnect import EXTENSION, ClientGone
+from gateway.runtime.body import BodyLimit, check_headers, decoded, receive_all
+from gateway.runtime.disconnect import EXTENSION
 
 MAX_REQUEST_ID = 128
+STREAM_HEADERS: Headers = [
+    (b"cache-control", b"no-cache, no-transform"),
+    (b"x-accel-buffering", b"no"),
+]
 
 
 class Exchange:
     """Owner of the response's state: nothing else calls `send`."""
 
     __slots__ = (
+        "_codings",
         "_edge",
         "_receive",
         "_send",
         "bytes_out",
         "describe",
+        "early",
         "ended",
         "family",
         "headers",
         "key",
         "method",
         "path",
+        "path_key",
         "query",
         "received_at",
         "request_id",
         "route",
         "scope",
+        "shared",
         "started",
         "status",
+        "streams",
     )
 
     def __init__(
@@ -67,14 +77,19 @@ class Exchange:
         self.family = family
         self.path = path
         self.key: Key | None = None
+        self.path_key: str | None = None  # the key that stood in the path
+        self.shared: Headers = []  # what lets a web page read the answer
         self.method: str = scope["method"]
         self.query: bytes = scope["query_string"]
         self.headers: Headers = scope["headers"]
         self.request_id = _request_id(self.headers)
         self.received_at = 0.0
+        self._codings: tuple[str, ...] = ()  # of the request body
         self.started = False
+        self.early = False  # with a head of ours, because the engine was silent for long
+        self.streams = b""  # the content type, once a stream of events or records has begun
         self.status = 0
-        self.bytes_out = 0
+        self.bytes_out = 0  # of the body, without what we inserted
         self.ended = False  # properly, or by breaking the connection: nothing more can be said
         self.describe: Callable[[], Headers] = list  # headers that tell where it went
 
@@ -85,46 +100,55 @@ class Exchange:
                 return value
         return None
 
-    async def body(self, limit_bytes: int, setting: str) -> bytes:
-        """The whole request body. Raises GatewayError(body_too_large), or ClientGone."""
-        length = self.header(b"content-length")
-        if length is not None and length.isdigit() and int(length) > limit_bytes:
-            raise _too_large(limit_bytes, setting)
-        buffered: bytes | None = self._edge.body_buffered() if self._edge is not None else None
-        if buffered is None:
-            buffered = await self._receive_all(limit_bytes, setting)
-        elif len(buffered) > limit_bytes:
-            raise _too_large(limit_bytes, setting)
+    def check_body(self, limit: BodyLimit) -> None:
+        """Refuse what its headers say is too large or not decodable. Raises GatewayError."""
+        self._codings = check_headers(self.headers, limit)
+
+    async def body(self, limit: BodyLimit) -> bytes:
+        """The whole request body, decoded; after `check_body`.
+
+        Raises GatewayError: body_too_large, invalid_json (a broken coding); or ClientGone.
+        """
+        body: bytes | None = self._edge.body_buffered() if self._edge is not None else None
+        if body is None:
+            body = await receive_all(self._receive, limit)
+        elif len(body) > limit.size:
+            raise limit.error()
         received: float | None = getattr(self._edge, "received_at", None)
         self.received_at = received or asyncio.get_running_loop().time()
-        return buffered
-
-    async def _receive_all(self, limit_bytes: int, setting: str) -> bytes:
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
-                raise ClientGone
-            part: bytes = message.get("body", b"")
-            size += len(part)
-            if size > limit_bytes:
-                raise _too_large(limit_bytes, setting)
-            parts.append(part)
-            if not message.get("more_body", False):
-                return parts[0] if len(parts) == 1 else b"".join(parts)
+        return await decoded(body, self._codings, limit) if self._codings else body
 
     async def start(self, status: int, headers: Headers) -> None:
-        """Send the head."""
+        """Send the head, if it has not left early."""
+        if self.early:
+            return
         self.started = True
         self.status = status
         await self._send(
             {
                 "type": "http.response.start",
                 "status": status,
-                "headers": [*headers, *self.describe()],
+                "headers": [*headers, *self.describe(), *self.shared],
             }
         )
+
+    @property
+    def can_start_early(self) -> bool:
+        """Only our own edge can be written to beside the request's task."""
+        return self._edge is not None
+
+    def start_early(self, content_type: bytes) -> None:
+        """Send the head of a stream before the engine has said anything. Does not wait."""
+        self.started = self.early = True
+        self.status = 200
+        self.streams = content_type
+        headers = [(b"content-type", content_type), *STREAM_HEADERS, *self.identity()]
+        self._edge.start(200, [*headers, *self.describe(), *self.shared])
+
+    def insert(self, comment: bytes) -> None:
+        """Send bytes that are no part of the engine's answer. Does not wait."""
+        if not self._edge.write_paused:
+            self._edge.write(comment, more=True)
 
     async def write(self, data: bytes) -> None:
         """Send bytes of the body now, and wait for a client that is behind."""
@@ -187,10 +211,3 @@ def _request_id(headers: Headers) -> str:
                     return text
             break
     return "req-" + token_hex(8)
-
-
-def _too_large(limit_bytes: int, setting: str) -> GatewayError:
-    return GatewayError(
-        "body_too_large",
-        f"The request body is larger than {limit_bytes // 1048576} MiB ({setting} in the gateway's configuration).",
-    )

@@ -9,22 +9,34 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from gateway.core.body_tap import BodyTap
 from gateway.core.errors import GatewayError, Headers
-from gateway.core.figures import Usage, usage_of_json
+from gateway.core.figures import Usage
 from gateway.core.headers import to_downstream
 from gateway.core.routes import Route
 from gateway.core.sse import Tap
 from gateway.core.wire import Wire
-from gateway.runtime.exchange import Exchange
+from gateway.runtime.exchange import STREAM_HEADERS, Exchange
 from gateway.runtime.forward import refusal
-from gateway.runtime.upstream import Response, UpstreamError
+from gateway.runtime.keepalive_refusal import refusal_event
+from gateway.runtime.upstream import UpstreamError
 
-JSON_TAIL = 65_536  # most bytes of a whole answer that are kept to read its usage
-STREAM_HEADERS: Headers = [
-    (b"cache-control", b"no-cache, no-transform"),
-    (b"x-accel-buffering", b"no"),
-]
+EVENT_STREAM = b"text/event-stream"
+NDJSON = b"application/x-ndjson"
+SET_ON_STREAMS = frozenset(name for name, _ in STREAM_HEADERS)
+MOST_REFUSAL = 65_536  # bytes of an engine's refusal that are read when it must become an event
 BROKE = "The backend broke off in the middle of its answer."
+
+
+class Answer(Protocol):
+    """An engine's answer: `runtime.upstream.Response`, or a refusal restated by `runtime.forward`."""
+
+    status: int
+    headers: Headers
+
+    @property
+    def complete(self) -> bool: ...
+    async def read(self) -> bytes: ...
 
 
 class Meter(Protocol):
@@ -34,63 +46,89 @@ class Meter(Protocol):
     def used(self, usage: Usage | None) -> None: ...
 
 
-async def relay(response: Response, exchange: Exchange, route: Route, meter: Meter) -> None:
+async def relay(response: Answer, exchange: Exchange, route: Route, meter: Meter) -> None:
     """Pass one response on. Returns after a whole answer; raises GatewayError for one that failed.
 
     A GatewayError raised after bytes were sent is written by `Exchange.refuse` as the last event; where the last
     event is cut, the connection has been broken already and `exchange.ended` says so.
+
+    1 the engine refuses our own key: never the client's matter
+    2 a stream was begun while the engine was silent, and this is none: tell it as an event
+    3 a stream: event by event            4 anything else, and what we cannot look into: as one document
     """
     if response.status in (401, 403):
         raise GatewayError("upstream_auth", "The backend refused the gateway's own key.")
-    kind = _content_type(response.headers)
+    streams = _stream_type(response)
+    if exchange.early and streams != exchange.streams:
+        await _too_late(response, exchange)
+        return
     headers = to_downstream(response.headers)
     headers += exchange.identity()
-    if response.status == 200 and kind in (b"text/event-stream", b"application/x-ndjson"):
-        wire = Wire.OLLAMA_NDJSON if kind == b"application/x-ndjson" else route.wire
-        await _stream(response, exchange, headers, Tap(wire), meter)
+    if streams:
+        exchange.streams = streams
+        wire = Wire.OLLAMA_NDJSON if streams == NDJSON else route.wire
+        await _stream(response, exchange, headers, wire, meter)
     else:
         await _whole(response, exchange, headers, route, meter)
 
 
 async def _stream(
-    response: Response, exchange: Exchange, headers: Headers, tap: Tap, meter: Meter
+    response: Answer, exchange: Exchange, headers: Headers, wire: Wire, meter: Meter
 ) -> None:
-    dropped = (b"cache-control", b"x-accel-buffering")
-    headers = [pair for pair in headers if pair[0] not in dropped] + STREAM_HEADERS
+    _refuse_if_empty(response)
+    headers = [pair for pair in headers if pair[0] not in SET_ON_STREAMS] + STREAM_HEADERS
     await exchange.start(response.status, headers)
     clock = asyncio.get_running_loop().time
+    tap, last = Tap(wire), b""
     try:
         while data := await response.read():
-            events = tap.feed(data)
-            if events:
+            if events := tap.feed(data):
                 meter.content(clock(), events)
+            if response.complete:
+                last = data
+                break
             await exchange.write(data)
     except UpstreamError as error:
         _cut_unless_whole(exchange, tap)
         raise GatewayError("upstream_broke", BROKE) from error
+    if events := tap.finish():
+        meter.content(clock(), events)
     meter.used(tap.usage)
-    if tap.saw_error:  # the engine has told the client itself
-        await exchange.end()
+    await _end(exchange, tap, last, judged=wire is not Wire.JSON)
+
+
+async def _end(exchange: Exchange, tap: Tap, last: bytes, *, judged: bool) -> None:
+    """The engine's framing is satisfied. Is its answer whole too?
+
+    1 its wire ended as it ends, or has no end of its own: the end
+    2 the engine has told the client of an error itself: the end, but not a whole answer
+    3 neither: broken off, however politely
+    """
+    if tap.complete or not judged:
+        await exchange.end(last)
+    elif tap.saw_error:
+        await exchange.end(last)
         raise GatewayError("upstream_broke", "The backend reported an error in its stream.")
-    if not tap.saw_terminal:
+    else:
+        if last:
+            await exchange.write(last)
         _cut_unless_whole(exchange, tap)
         raise GatewayError("upstream_broke", BROKE)
-    await exchange.end()
 
 
 async def _whole(
-    response: Response, exchange: Exchange, headers: Headers, route: Route, meter: Meter
+    response: Answer, exchange: Exchange, headers: Headers, route: Route, meter: Meter
 ) -> None:
     """A response that is not a stream. Nothing is sent before its first byte, so that a failure is a status."""
-    tail = b""
     try:
         data = await response.read()
     except UpstreamError as error:
         raise refusal(error) from error
     await exchange.start(response.status, headers)
+    tap = BodyTap(route.wire)
     try:
         while data:
-            tail = (tail + data)[-JSON_TAIL:] if tail else data[-JSON_TAIL:]
+            tap.feed(data)
             if response.complete:
                 break
             await exchange.write(data)
@@ -100,7 +138,37 @@ async def _whole(
         raise GatewayError("upstream_broke", BROKE) from error
     await exchange.end(data)
     if response.status == 200:
-        meter.used(usage_of_json(tail, route.wire))
+        meter.used(tap.figures.usage)
+
+
+async def _too_late(response: Answer, exchange: Exchange) -> None:
+    """The status is given away: what the engine says instead of a stream becomes the stream's last event."""
+    if response.status < 400:
+        raise GatewayError(
+            "upstream_failed_ran", "The backend answered with no stream, after one had begun."
+        )
+    body = b""
+    try:
+        while len(body) < MOST_REFUSAL and (data := await response.read()):
+            body += data
+    except UpstreamError:
+        pass  # the status says it, and so does what came of the body
+    exchange.status = response.status  # what the outcome and the log line go by
+    await exchange.end(
+        refusal_event(
+            response.status,
+            body,
+            exchange.family,
+            exchange.request_id,
+            responses=exchange.path == "/v1/responses",
+        )
+    )
+
+
+def _refuse_if_empty(response: Answer) -> None:
+    """A stream that has ended already, without a byte, is no answer; and its status is still ours to choose."""
+    if response.complete:
+        raise GatewayError("upstream_failed_ran", "The backend ended its answer before it began.")
 
 
 def _cut_unless_whole(exchange: Exchange, tap: Tap) -> None:
@@ -109,8 +177,12 @@ def _cut_unless_whole(exchange: Exchange, tap: Tap) -> None:
         exchange.cut()
 
 
-def _content_type(headers: Headers) -> bytes:
-    for name, value in headers:
+def _stream_type(response: Answer) -> bytes:
+    """The content type of a stream that we can look into; b"" for anything else."""
+    kind = b""
+    for name, value in response.headers:
         if name == b"content-type":
-            return value.split(b";", 1)[0].strip().lower()
-    return b""
+            kind = value.split(b";", 1)[0].strip().lower()
+        elif name == b"content-encoding" and value.strip().lower() != b"identity":
+            return b""
+    return kind if response.status == 200 and kind in (EVENT_STREAM, NDJSON) else b""

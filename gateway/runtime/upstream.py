@@ -1,11 +1,11 @@
 """The way to one backend: requests out, responses in, over connections that are used again when that is safe.
 
-Law of this file: whoever opens an exchange gives its connection back on every way out. It is kept only after an
+Law of this file: whoever opens a call gives its connection back on every way out. It is kept only after an
 answer that was whole; otherwise its socket is closed at once, because closing is the only cancel that engines
 understand. A request is sent a second time only when a stale idle connection swallowed the first.
 
     Upstream (one per backend)          IdleConnections (idle.py)
-      └─ open() -> Exchange  ──────────►  Connection (connection.py)  ◄── dial() (dial.py)
+      └─ open() -> Call  ──────────────►  Connection (connection.py)  ◄── dial() (dial.py)
              └─ Response (http1.py) ◄──── bytes
 """
 
@@ -26,7 +26,7 @@ from gateway.runtime.idle import IdleConnections
 from gateway.runtime.target import Target
 from gateway.runtime.upstream_error import Kind, UpstreamError
 
-__all__ = ["Deadlines", "Exchange", "Response", "Target", "Upstream", "UpstreamError"]
+__all__ = ["Call", "Deadlines", "Response", "Target", "Upstream", "UpstreamError"]
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -75,24 +75,24 @@ class Upstream:
         headers: Headers,
         body: bytes,
         deadlines: Deadlines,
-    ) -> Exchange:
+    ) -> Call:
         """Prepare one request; `async with` sends it and gives the Response once its head is there.
 
         `headers` are final but for Host, Authorization and Content-Length, which are added here. `path` is the API
         path ("/v1/…"), sent below the target's base path. Entering raises UpstreamError.
         """
         head = self._head(method, path, query, headers, body)
-        return Exchange(self, head, body, deadlines, bodiless=method == "HEAD")
+        return Call(self, head, body, deadlines, bodiless=method == "HEAD")
 
     async def aclose(self) -> None:
-        """Close the idle connections and keep no more. Exchanges under way go on to their end."""
+        """Close the idle connections and keep no more. Calls under way go on to their end."""
         self._idle.close()
         for _ in range(_TURNS_TO_CLOSE):
             if not any(connection.closing for connection in self._connections):
                 return
             await asyncio.sleep(0)
 
-    # What an exchange calls.
+    # What a call uses.
 
     def take_idle(self) -> Connection | None:
         return self._idle.take()
@@ -180,7 +180,7 @@ class Upstream:
         return head + b"\r\n\r\n"
 
 
-class Exchange:
+class Call:
     """One request and its response: an async context manager. Owns a connection while it is open."""
 
     __slots__ = ("_bodiless", "_body", "_connection", "_deadlines", "_head", "_upstream")
