@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from random import SystemRandom
 from typing import Any, Self
 
@@ -20,14 +22,25 @@ from gateway.core.config import Config
 from gateway.core.dispatch import Dispatch, Limits, Offer, Refuse
 from gateway.core.errors import GatewayError
 from gateway.core.keys import KeyRing
+from gateway.core.settings.nodes import ConfigErrors
 from gateway.pipeline import Pipeline
 from gateway.runtime import gauges
 from gateway.runtime.backends import Backends
 from gateway.runtime.dispatcher import Dispatcher
 from gateway.runtime.keystore import KeyStore
 from gateway.runtime.log import LineLog
-from gateway.runtime.metrics import Metrics
+from gateway.runtime.metrics import Gauge, Metrics
 from gateway.runtime.quota import Quota
+from gateway.runtime.reload import Watcher
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a configuration came from, so that it can be read again."""
+
+    load: Callable[[], Config]
+    file: str
+
 
 FIRST_ROUND_S = 0.6  # a dead backend must not keep the others from serving
 PARTING_S = 5.0  # for the last words of streams that drain_s has cut
@@ -52,8 +65,9 @@ EFFECTIVE = {
 class Gateway:
     """All parts of one running gateway. Made inside a running loop by `serving` or `serve_forever`."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, source: Source | None = None) -> None:
         self.config = config
+        self._source = source
         self.log = LineLog(config.log.level, config.log.format)
         self.metrics = Metrics(asyncio.get_running_loop().time)
         limits = Limits(config.admission.queue, config.admission.max_wait_s)
@@ -72,13 +86,22 @@ class Gateway:
         self._registry = CollectorRegistry()
         self._registry.register(self.metrics)
         gauges.register(self.metrics, self.dispatcher, self.backends)
+        self.metrics.gauge(
+            Gauge(
+                "config_reload_success",
+                "1 when the last reload could be used.",
+                (),
+                lambda: [((), float(self.metrics.config_ok))],
+            )
+        )
+        self._watcher = Watcher(self._files, self.reload)
         self._status = Status(__version__, self.backends, self.dispatcher, self.metrics)
         pages = LocalPages(
             self.backends,
             self._registry,
             self.status,
             lambda: self.pipeline.draining,
-            metrics_open=config.auth.metrics == "open" or self.keystore is None,
+            metrics_open=lambda: self.config.auth.metrics == "open" or self.keystore is None,
         )
         self.front = Front(self.pipeline, pages.table())
         self.server = Server(
@@ -116,6 +139,54 @@ class Gateway:
             self.log.event("warning", "config", setting=setting, note="has no effect yet")
         await self.server.start()
         await self.backends.start(FIRST_ROUND_S)
+        self._watcher.start()
+
+    async def reload(self) -> None:
+        """Read the configuration and the keys again. What cannot be used changes nothing and is told once."""
+        try:
+            config, keystore = await asyncio.to_thread(self._read_again)
+        except ConfigErrors as errors:
+            self.metrics.config_ok = False
+            for mistake in errors.mistakes:
+                self.log.event("error", "reload", failed=str(mistake))
+            return
+        except OSError as error:
+            self.metrics.config_ok = False
+            self.log.event("error", "reload", failed=f"{error.filename}: {error.strerror}")
+            return
+        await self._take_up(config, keystore)
+        self.metrics.config_ok = True
+        self.log.event("info", "reload", backends=len(config.backends))
+
+    def reload_soon(self) -> None:
+        """For a signal handler."""
+        self._watcher.ask()
+
+    def _read_again(self) -> tuple[Config, KeyStore | None]:
+        """Both whole, or neither. A gateway that asks for keys never stops to: that takes a restart."""
+        config = self._source.load() if self._source is not None else self.config
+        if config.keyless and not self.config.keyless:
+            config = replace(
+                config, auth=replace(config.auth, keys_file=self.config.auth.keys_file)
+            )
+        return config, None if config.keyless else KeyStore(str(config.auth.keys_file))
+
+    async def _take_up(self, config: Config, keystore: KeyStore | None) -> None:
+        """All but the address and Redis, which need a restart."""
+        listen = replace(config.listen, host=self.config.listen.host, port=self.config.listen.port)
+        self.config = self.pipeline.config = replace(config, listen=listen, redis=self.config.redis)
+        self.keystore = keystore
+        limits = self.dispatcher.dispatch.limits
+        limits.queue, limits.max_wait_s = config.admission.queue, config.admission.max_wait_s
+        self.log.set_level(config.log.level)
+        if listen.tls is not None and self.server.tls_context is not None:
+            self.server.tls_context.load_cert_chain(listen.tls.cert, listen.tls.key)
+        await self.backends.take_up(self.config)
+
+    def _files(self) -> list[str]:
+        """The files whose change calls for a reload."""
+        own = [self._source.file] if self._source is not None else []
+        return [*own, *self.config.files]
 
     async def drain(self) -> None:
         """Take no new work; return when what is in flight has ended, or after `drain_s`."""
@@ -129,6 +200,7 @@ class Gateway:
         """Close everything."""
         self.pipeline.draining = True
         self._stop_active()
+        await self._watcher.stop()
         await self.server.stop()
         await self.backends.stop()
         self.dispatcher.close()
@@ -179,12 +251,15 @@ class Gateway:
         self.metrics.shed[offer.model, reason] += 1
 
 
-def serve_forever(config: Config, on_ready: Callable[[Gateway], None]) -> None:
-    """Run until a signal: the first TERM or INT drains while still listening, the second exits now."""
+def serve_forever(
+    config: Config, on_ready: Callable[[Gateway], None], source: Source | None = None
+) -> None:
+    """Run until a signal: the first TERM or INT drains while still listening, the second exits now; HUP reloads."""
 
     async def run() -> None:
-        gateway = Gateway(config)
+        gateway = Gateway(config, source)
         await gateway.start()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, gateway.reload_soon)
         on_ready(gateway)
         try:
             await gateway.server.until_signalled(gateway.drain)

@@ -12,16 +12,16 @@ from typing import Final, Literal
 
 from starlette.types import Receive, Scope, Send
 
+from gateway.core import origins
 from gateway.core.errors import GatewayError
-from gateway.core.routes import ROUTES, Route, family_of, normal
+from gateway.core.routes import MODELS, ROUTES, Meaning, Route, family_of, meaning_of
 from gateway.pipeline import Pipeline
 from gateway.runtime.disconnect import ClientGone, ClientPresent
 from gateway.runtime.exchange import Exchange
 from gateway.runtime.observe import Record
 
 Handler = Callable[[Exchange], Awaitable[None]]
-ODD: Final = (b"%2e", b"%2f", b"%5c", b"..", b"\\")
-MODELS: Final = "/v1/models/"
+READS: Final = ("GET", "HEAD")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class Local:
 
     handler: Handler
     needs: Literal["nothing", "key", "admin"] = "nothing"
-    methods: tuple[str, ...] = ("GET", "HEAD")
+    methods: tuple[str, ...] = READS
+    unless: Callable[[], bool] = lambda: False  # then it needs nothing
 
 
 class Front:
@@ -46,16 +47,18 @@ class Front:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        path = normal(scope["path"])
-        route = ROUTES.get(path)
-        if route is not None and _is_odd(scope["raw_path"]):
-            route = None
+        config = self._pipeline.config
+        meaning = meaning_of(scope["raw_path"], key_in_path=config.auth.key_in_path)
+        path = meaning.path
+        route = ROUTES.get(path) if meaning.literal else None
         exchange = Exchange(scope, receive, send, route=route, path=path, family=family_of(path))
+        exchange.path_key = meaning.key
+        exchange.shared = origins.shared_with(exchange.header(b"origin"), config.cors.origins)
         try:
-            if route is not None and scope["method"] == "POST":
+            if route is not None and scope["method"] in _methods_of(route):
                 await self._serve(exchange, route, ClientPresent(scope, receive))
             else:
-                await self._aside(exchange, route)
+                await self._aside(exchange, meaning, route)
         except GatewayError as error:
             await exchange.refuse(error)
         except ClientGone:
@@ -64,44 +67,43 @@ class Front:
     async def _serve(self, exchange: Exchange, route: Route, present: ClientPresent) -> None:
         self.active.add(present)
         self.idle.clear()
+        serve = self._pipeline.serve if route.generates else self._pipeline.serve_free
         try:
-            await self._pipeline.serve(exchange, route, present)
+            await serve(exchange, route, present)
         finally:
             self.active.discard(present)
             if not self.active:
                 self.idle.set()
 
-    async def _aside(self, exchange: Exchange, route: Route | None) -> None:
+    async def _aside(self, exchange: Exchange, meaning: Meaning, route: Route | None) -> None:
         """What is not relayed: answers from memory, and refusals by path and method."""
         if exchange.method == "OPTIONS":
-            await exchange.respond(204, [], b"")
+            allowed = origins.preflight(exchange.headers, self._pipeline.config.cors.origins)
+            await exchange.respond(204, [*allowed, *exchange.identity()], b"")
             return
-        if exchange.header(b"upgrade") == b"websocket" and exchange.path == "/v1/responses":
-            raise self._refused(
-                exchange,
-                GatewayError(
-                    "upgrade_required", "Slotgate does not speak WebSocket; use POST /v1/responses."
-                ),
-            )
+        try:
+            await self._local_page(exchange, meaning, route)
+        except GatewayError as error:
+            raise self._refused(exchange, error) from None
+
+    async def _local_page(self, exchange: Exchange, meaning: Meaning, route: Route | None) -> None:
         if route is not None:
-            raise self._refused(exchange, _wrong_method(exchange, ("POST",)))
-        local = self._find(exchange)
+            raise _wrong_method(exchange, _methods_of(route))
+        local = self._find(meaning)
         if local is None:
-            raise self._refused(exchange, GatewayError("not_found", "There is no such path here."))
+            raise GatewayError("not_found", "There is no such path here.")
         if exchange.method not in local.methods:
-            raise self._refused(exchange, _wrong_method(exchange, local.methods))
-        if local.needs != "nothing":
-            try:
-                exchange.key = self._pipeline.authenticate(exchange, admin=local.needs == "admin")
-            except GatewayError as error:
-                raise self._refused(exchange, error) from None
+            raise _wrong_method(exchange, local.methods)
+        if local.needs != "nothing" and not local.unless():
+            exchange.key = self._pipeline.authenticate(exchange, admin=local.needs == "admin")
         await local.handler(exchange)
 
-    def _find(self, exchange: Exchange) -> Local | None:
-        path = exchange.path
-        if path.startswith(MODELS) and len(path) > len(MODELS):
-            return self._local.get(MODELS)
-        return None if _is_odd(exchange.scope["raw_path"]) else self._local.get(path)
+    def _find(self, meaning: Meaning) -> Local | None:
+        if not meaning.literal:
+            return None
+        path = meaning.path
+        is_model = path.startswith(MODELS) and len(path) > len(MODELS)
+        return self._local.get(MODELS if is_model else path)
 
     def _refused(self, exchange: Exchange, error: GatewayError) -> GatewayError:
         """Count and log a refusal that never reached the line."""
@@ -110,18 +112,20 @@ class Front:
         return error
 
 
+def _methods_of(route: Route) -> tuple[str, ...]:
+    """`HEAD` follows its `GET`."""
+    return READS if route.method == "GET" else (route.method,)
+
+
 def _wrong_method(exchange: Exchange, allowed: tuple[str, ...]) -> GatewayError:
+    """Also for a WebSocket: one client takes any other answer for a fault, and tries five times more."""
+    upgrade = (exchange.header(b"upgrade") or b"").lower()
+    if upgrade == b"websocket" and exchange.path == "/v1/responses":
+        text = "Slotgate does not speak WebSocket; use POST /v1/responses."
+        return GatewayError("upgrade_required", text)
     names = ", ".join(allowed)
     return GatewayError(
         "method_not_allowed",
         f"{exchange.path} takes {names}.",
         headers=[(b"allow", names.encode())],
     )
-
-
-def _is_odd(raw_path: bytes) -> bool:
-    """Could this path mean another one to somebody else?"""
-    if b"%" not in raw_path and b".." not in raw_path and b"\\" not in raw_path:
-        return False
-    lower = raw_path.lower()
-    return any(part in lower for part in ODD)

@@ -30,7 +30,7 @@ class LocalPages:
         status: Callable[[], dict[str, Any]],
         is_draining: Callable[[], bool],
         *,
-        metrics_open: bool,
+        metrics_open: Callable[[], bool],
     ) -> None:
         self._backends = backends
         self._registry = registry
@@ -46,7 +46,7 @@ class LocalPages:
             "/readyz": Local(self.ready),
             "/v1/models": Local(self.models, "key"),
             MODELS: Local(self.model, "key"),
-            "/metrics": Local(self.metrics, "nothing" if self._metrics_open else "admin"),
+            "/metrics": Local(self.metrics, "admin", unless=self._metrics_open),
             "/status": Local(self.status, "admin"),
         }
 

@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from gateway.api.server import StartupError
-from gateway.app import Gateway, serve_forever
+from gateway.app import Gateway, Source, serve_forever
 from gateway.core.config import Config
 from gateway.core.settings.nodes import ConfigErrors, Mistake
 from gateway.runtime.configfile import from_backends, load
@@ -68,9 +68,16 @@ def serve(
             click.echo(_in_words(mistake, config_file), err=True)
         sys.exit(1)
     try:
-        serve_forever(config, on_ready=_tell)
+        serve_forever(config, on_ready=_tell, source=_source(config_file, host, port))
     except StartupError as error:
         raise click.ClickException(_why(error, config)) from error
+
+
+def _source(config_file: str | None, host: str | None, port: int | None) -> Source | None:
+    """Where to read again when a file changes, or at SIGHUP."""
+    if config_file is None:
+        return None
+    return Source(lambda: load(config_file, host=host, port=port), config_file)
 
 
 def _read(

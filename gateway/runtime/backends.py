@@ -23,7 +23,6 @@ from gateway.runtime.upstream import Target, Upstream, UpstreamError
 
 SETTLING_ENGINES = ("llama-server", "ollama")  # a cancelled slot is not free at once
 POOLED_ENGINES = ("vllm", "sglang")  # one pool of cache blocks, shared by all requests
-REPORT_ROUND_S = 1.0  # a round may have asked for the load that long before it is told
 TIMEOUTS = ("first_byte_timeout", "between_bytes_timeout")
 UNKNOWN_SLOTS = 1  # until the engine has said; nothing starts before that
 
@@ -77,6 +76,23 @@ class Backends:
         for upstream in self.upstreams.values():
             await upstream.aclose()
 
+    async def take_up(self, config: Config) -> None:
+        """A changed configuration: backends that stay keep their streams, caches and figures."""
+        wanted = {settings.name: settings for settings in config.backends}
+        for name in [name for name in self.known if name not in wanted]:
+            await self._remove(name)
+        self._config = config
+        decisions: list[Decision] = []
+        for name, settings in wanted.items():
+            known = self.known.get(name)
+            if known is None:
+                self._add(settings)
+            elif known.settings != settings:
+                decisions += await self._change(known, settings)
+        self._rebuild()
+        self._dispatcher.apply(decisions)
+        await self.poller.update([self._poll_target(one) for one in config.backends])
+
     def is_up(self, pool: frozenset[str]) -> bool:
         """Can any backend of this pool take work, now or soon?"""
         backends = self._dispatcher.dispatch.backends
@@ -103,7 +119,7 @@ class Backends:
         if report.running is not None and not report.busy:
             advice = Advice(now, report.running, report.waiting, report.kv_used_ratio)
         decisions += self._dispatcher.dispatch.report(
-            now, name, Fitness(report.state.value), advice, asked_at=now - REPORT_ROUND_S
+            now, name, Fitness(report.state.value), advice, asked_at=now - (report.age_s or 0.0)
         )
         if before is None or before.models != report.models or before.engine != report.engine:
             self._rebuild()
@@ -146,18 +162,17 @@ class Backends:
         now = self._clock()
         backend = self._dispatcher.dispatch.backends.get(name)
         busy = backend.in_flight + backend.settling_permits if backend is not None else 0
-        known = self.known[name]
+        known = self.known.get(name)
+        traffic = known.last_traffic if known is not None else None
         last_byte = self._last_byte_at(name)
         return Activity(
             in_flight=busy,
-            last_traffic_age_s=None if known.last_traffic is None else now - known.last_traffic,
+            last_traffic_age_s=None if traffic is None else now - traffic,
             bytes_age_s=None if last_byte is None else now - last_byte,
         )
 
     def _add(self, settings: Settings) -> None:
-        key = settings.api_key.reveal() if settings.api_key else None
-        target = Target.parse(settings.name, settings.url, key, settings.ca)
-        upstream = Upstream(target)
+        upstream = _upstream(settings)
         self.known[settings.name] = Known(settings, upstream)
         self.upstreams[settings.name] = upstream
         self._dispatcher.dispatch.put(
@@ -166,6 +181,32 @@ class Backends:
             slots=settings.slots or UNKNOWN_SLOTS,
             draining=settings.drain,
             settles=False,
+        )
+
+    async def _remove(self, name: str) -> None:
+        """It takes no new work; what it has in flight goes on to its end."""
+        known = self.known.pop(name)
+        del self.upstreams[name]
+        self._dispatcher.apply(self._dispatcher.dispatch.remove(name))
+        await known.upstream.aclose()
+        self._log.event("info", "backend", backend=name, state="removed")
+
+    async def _change(self, known: Known, settings: Settings) -> list[Decision]:
+        """Other settings for a backend that stays. At another address there is another engine."""
+        before, known.settings = known.settings, settings
+        if _address(before) != _address(settings):
+            old, known.upstream = known.upstream, _upstream(settings)
+            self.upstreams[settings.name] = known.upstream
+            known.report = known.reported_at = None
+            self._dispatcher.dispatch.forget_cache(settings.name)
+            await old.aclose()
+        if known.report is not None:
+            return self._resize(self._clock(), known)
+        return self._dispatcher.dispatch.put(
+            self._clock(),
+            settings.name,
+            slots=settings.slots or UNKNOWN_SLOTS,
+            draining=settings.drain,
         )
 
     def _resize(self, now: float, known: Known) -> list[Decision]:
@@ -208,12 +249,21 @@ class Backends:
         return PollTarget(settings.name, settings.url, settings.engine, key, settings.ca)
 
 
+def _upstream(settings: Settings) -> Upstream:
+    key = settings.api_key.reveal() if settings.api_key else None
+    return Upstream(Target.parse(settings.name, settings.url, key, settings.ca))
+
+
+def _address(settings: Settings) -> tuple[object, ...]:
+    return settings.url, settings.api_key, settings.ca, settings.engine
+
+
 def _restarted(before: EngineReport | None, report: EngineReport) -> bool:
     """A restarted engine has an empty cache."""
     if before is None:
         return False
     return (
-        before.state is State.DOWN is not report.state
+        (before.state in (State.DOWN, State.SLEEPING) and report.state is State.UP)
         or before.incarnation != report.incarnation
         or before.engine != report.engine
     )
@@ -238,6 +288,8 @@ def _merged(before: EngineReport | None, report: EngineReport) -> EngineReport:
     }
     if report.slots is None:
         lasting["slots_assumed"] = before.slots_assumed
+    if report.kv_tokens is None:
+        lasting["kv_shared"] = before.kv_shared
     if not report.capabilities:
         lasting["capabilities"] = before.capabilities
     return replace(report, **lasting)

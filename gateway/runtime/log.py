@@ -35,6 +35,9 @@ class LineLog:
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 
+    def set_level(self, level: str) -> None:
+        self._least = LEVELS[level]
+
     def request(self, fields: Mapping[str, object]) -> None:
         """The line of one request."""
         self.log("info", fields)

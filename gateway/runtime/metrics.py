@@ -108,6 +108,7 @@ class Metrics(Collector):
         self._series: dict[tuple[str, str], Series] = {}
         self._recent: dict[str, Latencies] = {}
         self._gauges: list[Gauge] = []
+        self.config_ok = True  # the last reload could be used
         self.queue_wait: dict[str, Histogram] = {}
         self.requests: defaultdict[tuple[str, str], int] = defaultdict(int)
         self.key_requests: defaultdict[tuple[str, str], int] = defaultdict(int)
