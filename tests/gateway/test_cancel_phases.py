@@ -43,26 +43,24 @@ async def is_acted_on(engine: FakeEngine, slotgate: Running, count: int = 1) -> 
 
 @pytest.mark.parametrize("how", LEAVING)
 @pytest.mark.parametrize("path", GENERATING)
-def test_a_caller_of_any_route_that_hangs_up_in_silence_frees_the_engine(
+@in_loop
+async def test_a_caller_of_any_route_that_hangs_up_in_silence_frees_the_engine(
     path: str, how: str
 ) -> None:
-    @in_loop
-    async def check() -> None:
-        async with one_engine() as (engine, slotgate):
-            engine.always(hang())
-            async with await asking(slotgate, path) as client:
-                await engine.until_requests(1)
-                leave(client, how)
-                await is_acted_on(engine, slotgate)
-
-    check()
+    async with one_engine() as (engine, slotgate):
+        engine.always(hang())
+        async with await asking(slotgate, path) as client:
+            await engine.until_requests(1)
+            leave(client, how)
+            await is_acted_on(engine, slotgate)
 
 
 @pytest.mark.parametrize("how", LEAVING)
 @pytest.mark.parametrize(
     "silence", ["before headers", "after headers", "with comments", "with a lone token"]
 )
-def test_a_streaming_client_that_leaves_before_or_after_the_first_token_frees_the_engine(
+@in_loop
+async def test_a_streaming_client_that_leaves_before_or_after_the_first_token_frees_the_engine(
     silence: str, how: str
 ) -> None:
     scripts = {
@@ -72,42 +70,36 @@ def test_a_streaming_client_that_leaves_before_or_after_the_first_token_frees_th
         "with a lone token": chat_stream(tokens=1, whole=False, then=HANG),
     }
 
-    @in_loop
-    async def check() -> None:
-        async with one_engine() as (engine, slotgate):
-            engine.always(scripts[silence])
-            async with await asking(slotgate, stream=True) as client:
-                await engine.until_requests(1)
-                if silence != "before headers":
-                    assert (await client.head()).status == 200
-                leave(client, how)
-                await is_acted_on(engine, slotgate)
-                counted = await slotgate.metric("ttft_seconds_count")
-                assert counted == (silence == "with a lone token")
-
-    check()
+    async with one_engine() as (engine, slotgate):
+        engine.always(scripts[silence])
+        async with await asking(slotgate, stream=True) as client:
+            await engine.until_requests(1)
+            if silence != "before headers":
+                assert (await client.head()).status == 200
+            leave(client, how)
+            await is_acted_on(engine, slotgate)
+            counted = await slotgate.metric("ttft_seconds_count")
+            assert counted == (silence == "with a lone token")
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
 @pytest.mark.parametrize("path", STREAMING)
-def test_a_client_that_leaves_in_the_stream_stops_the_generation(path: str, goes_on: bool) -> None:
+@in_loop
+async def test_a_client_that_leaves_in_the_stream_stops_the_generation(
+    path: str, goes_on: bool
+) -> None:
     """Also when the engine falls silent, so that no write would ever fail."""
-
-    @in_loop
-    async def check() -> None:
-        async with one_engine() as (engine, slotgate):
-            then = {} if goes_on else {"then": HANG}
-            tokens = 400 if goes_on else 3
-            engine.always(chat_stream(tokens, 0.05, path=path, whole=goes_on, **then))
-            async with await asking(slotgate, path, stream=True) as client:
-                await client.head()
-                for _ in range(3):
-                    await client.chunk()
-            await is_acted_on(engine, slotgate)
-            written = len(engine.requests[0].connection.written)
-            assert written < 10 + 20 * slack(), f"{written} events for a client that read three"
-
-    check()
+    async with one_engine() as (engine, slotgate):
+        then = {} if goes_on else {"then": HANG}
+        tokens = 400 if goes_on else 3
+        engine.always(chat_stream(tokens, 0.05, path=path, whole=goes_on, **then))
+        async with await asking(slotgate, path, stream=True) as client:
+            await client.head()
+            for _ in range(3):
+                await client.chunk()
+        await is_acted_on(engine, slotgate)
+        written = len(engine.requests[0].connection.written)
+        assert written < 10 + 20 * slack(), f"{written} events for a client that read three"
 
 
 @in_loop

@@ -56,40 +56,36 @@ def check_error(path: str, name: str, document: Any) -> None:
 
 @pytest.mark.parametrize("cut", CUTS)
 @pytest.mark.parametrize("path", STREAMING)
-def test_a_stream_that_ends_too_early_ends_with_one_error_of_its_wire(path: str, cut: str) -> None:
-    @in_loop
-    async def check() -> None:
-        async with FakeEngine() as engine, running_gateway(engine) as slotgate:
-            engine.script(chat_stream(3, 0.01, path=path, whole=False, then=CUTS[cut]))
-            answer = await answer_to(slotgate, path)
-            sent = bytes(engine.requests[0].sent)
-            assert answer.status == 200
-            assert answer.body.startswith(sent)
-            name, document = last_event(answer.body, path)
-            check_error(path, name, document)
-            added = answer.body.removeprefix(sent)
-            assert not any(mark in added for mark in MARKS)
-            assert engine.url.removeprefix("http://").encode() not in added
-            await eventually(lambda: slotgate.metric("requests_total", outcome="upstream_broke"))
-            if cut != "a proper end":
-                assert await slotgate.metric("backend_errors_total") == 1
-
-    check()
+@in_loop
+async def test_a_stream_that_ends_too_early_ends_with_one_error_of_its_wire(
+    path: str, cut: str
+) -> None:
+    async with FakeEngine() as engine, running_gateway(engine) as slotgate:
+        engine.script(chat_stream(3, 0.01, path=path, whole=False, then=CUTS[cut]))
+        answer = await answer_to(slotgate, path)
+        sent = bytes(engine.requests[0].sent)
+        assert answer.status == 200
+        assert answer.body.startswith(sent)
+        name, document = last_event(answer.body, path)
+        check_error(path, name, document)
+        added = answer.body.removeprefix(sent)
+        assert not any(mark in added for mark in MARKS)
+        assert engine.url.removeprefix("http://").encode() not in added
+        await eventually(lambda: slotgate.metric("requests_total", outcome="upstream_broke"))
+        if cut != "a proper end":
+            assert await slotgate.metric("backend_errors_total") == 1
 
 
 @pytest.mark.parametrize("path", STREAMING)
-def test_an_event_cut_in_half_breaks_the_connection(path: str) -> None:
-    @in_loop
-    async def check() -> None:
-        async with FakeEngine() as engine, running_gateway(engine) as slotgate:
-            events = events_of(path, 3)
-            engine.script(stream([*events[:2], events[2][:-7]], every_s=0.01, then=RST))
-            answer = await answer_to(slotgate, path)
-            assert answer.ended in ("cut", "reset")
-            assert bytes(engine.requests[0].sent).startswith(answer.body)
-            await eventually(lambda: slotgate.metric("requests_total", outcome="upstream_broke"))
-
-    check()
+@in_loop
+async def test_an_event_cut_in_half_breaks_the_connection(path: str) -> None:
+    async with FakeEngine() as engine, running_gateway(engine) as slotgate:
+        events = events_of(path, 3)
+        engine.script(stream([*events[:2], events[2][:-7]], every_s=0.01, then=RST))
+        answer = await answer_to(slotgate, path)
+        assert answer.ended in ("cut", "reset")
+        assert bytes(engine.requests[0].sent).startswith(answer.body)
+        await eventually(lambda: slotgate.metric("requests_total", outcome="upstream_broke"))
 
 
 @in_loop
@@ -107,23 +103,20 @@ async def test_a_chat_without_done_but_with_a_finish_reason_is_whole_and_stays_a
 
 @pytest.mark.parametrize("pieces", [[], [b": ping\n\n", b": ping\n\n"]], ids=["empty", "comments"])
 @pytest.mark.parametrize("path", STREAMING)
-def test_a_stream_without_any_event_is_no_answer(path: str, pieces: list[bytes]) -> None:
-    @in_loop
-    async def check() -> None:
-        async with FakeEngine() as engine, running_gateway(engine) as slotgate:
-            engine.script(stream(pieces, every_s=0.01))
-            answer = await answer_to(slotgate, path)
-            if answer.status == 200:
-                name, document = last_event(answer.body, path)
-                check_error(path, name, document)
-            else:
-                assert answer.status == 502
-                assert "error" in answer.json()
-            assert not any(mark in answer.body for mark in MARKS)
-            outcomes = await slotgate.outcomes()
-            assert set(outcomes) <= {"upstream_broke", "upstream_failed"}
-
-    check()
+@in_loop
+async def test_a_stream_without_any_event_is_no_answer(path: str, pieces: list[bytes]) -> None:
+    async with FakeEngine() as engine, running_gateway(engine) as slotgate:
+        engine.script(stream(pieces, every_s=0.01))
+        answer = await answer_to(slotgate, path)
+        if answer.status == 200:
+            name, document = last_event(answer.body, path)
+            check_error(path, name, document)
+        else:
+            assert answer.status == 502
+            assert "error" in answer.json()
+        assert not any(mark in answer.body for mark in MARKS)
+        outcomes = await slotgate.outcomes()
+        assert set(outcomes) <= {"upstream_broke", "upstream_failed"}
 
 
 @in_loop
@@ -135,31 +128,26 @@ async def test_a_stream_without_a_byte_is_a_status_and_not_a_200() -> None:
 
 
 @pytest.mark.parametrize("cut", ["a reset", "a FIN", "a proper end"])
-def test_the_openai_sdk_raises_on_a_broken_stream(cut: str) -> None:
+@in_loop
+async def test_the_openai_sdk_raises_on_a_broken_stream(cut: str) -> None:
     script: Script = chat_stream(3, 0.01, whole=False, then=CUTS[cut])
 
-    @in_loop
-    async def check() -> None:
-        async with (
-            FakeEngine() as engine,
-            running_gateway(engine) as slotgate,
-            openai.AsyncOpenAI(
-                base_url=f"{slotgate.base_url}/v1", api_key="none", max_retries=0
-            ) as sdk,
-        ):
-            engine.script(script)
-            messages: Any = [{"role": "user", "content": "hello"}]
-            chunks: list[Any] = []
+    async with (
+        FakeEngine() as engine,
+        running_gateway(engine) as slotgate,
+        openai.AsyncOpenAI(
+            base_url=f"{slotgate.base_url}/v1", api_key="none", max_retries=0
+        ) as sdk,
+    ):
+        engine.script(script)
+        messages: Any = [{"role": "user", "content": "hello"}]
+        chunks: list[Any] = []
 
-            async def read() -> None:
-                answer = await sdk.chat.completions.create(
-                    model="m", messages=messages, stream=True
-                )
-                async for chunk in answer:
-                    chunks.append(chunk)  # noqa: PERF401  (what came before the error counts)
+        async def read() -> None:
+            answer = await sdk.chat.completions.create(model="m", messages=messages, stream=True)
+            async for chunk in answer:
+                chunks.append(chunk)  # noqa: PERF401  (what came before the error counts)
 
-            with pytest.raises(openai.APIError, match="broke"):
-                await read()
-            assert len(chunks) == 4
-
-    check()
+        with pytest.raises(openai.APIError, match="broke"):
+            await read()
+        assert len(chunks) == 4

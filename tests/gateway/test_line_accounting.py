@@ -76,30 +76,27 @@ CELLS = [
 
 
 @pytest.mark.parametrize(("path", "name"), CELLS, ids=lambda part: part.replace(" ", "-"))
-def test_a_permit_comes_back_after(path: str, name: str) -> None:
+@in_loop
+async def test_a_permit_comes_back_after(path: str, name: str) -> None:
     ending = ENDINGS[name]
     keys = [{"name": "alice", "max_in_flight": 2}]
 
-    @in_loop
-    async def check() -> None:
-        async with (
-            FakeEngine("openai") as engine,
-            running_gateway(
-                _with_two_slots(engine), keys=keys, admission={"queue": 0}, check=False
-            ) as slotgate,
-        ):
-            for number in range(1, ROUNDS + 1):
-                if ending.script is not None:
-                    engine.script(ending.script(path))
-                fields = {"stream": True} if ending.stream else {}
-                async with await asking(slotgate, path, **fields) as client:
-                    await ending.client(client, engine)
-                await _ends_as(slotgate, ending.outcome, number)
-            engine.normal()
-            async with await asking(slotgate, path) as client:
-                assert (await client.response()).status == 200
-
-    check()
+    async with (
+        FakeEngine("openai") as engine,
+        running_gateway(
+            _with_two_slots(engine), keys=keys, admission={"queue": 0}, check=False
+        ) as slotgate,
+    ):
+        for number in range(1, ROUNDS + 1):
+            if ending.script is not None:
+                engine.script(ending.script(path))
+            fields = {"stream": True} if ending.stream else {}
+            async with await asking(slotgate, path, **fields) as client:
+                await ending.client(client, engine)
+            await _ends_as(slotgate, ending.outcome, number)
+        engine.normal()
+        async with await asking(slotgate, path) as client:
+            assert (await client.response()).status == 200
 
 
 def _with_two_slots(engine: FakeEngine) -> dict[str, object]:

@@ -28,34 +28,30 @@ USAGE_CHUNKS = {
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("name", USAGE_CHUNKS)
-def test_a_chunk_with_usage_and_no_choices_is_understood_and_passes(name: str, first: bool) -> None:
-    @in_loop
-    async def check() -> None:
-        async with FakeEngine() as engine, running_gateway(engine) as slotgate:
-            *tokens, end = events_of(CHAT, 3)
-            usage = USAGE_CHUNKS[name]
-            events = [usage, *tokens, end] if first else [*tokens, usage, end]
-            engine.script(stream(events, every_s=0.01))
-            answer = await slotgate.chat(stream=True)
-            bytes_are_unchanged(answer.content, b"".join(events))
-            assert await slotgate.outcomes() == {"served": 1}
-            assert await slotgate.metric("prompt_tokens_total", model="m") == 7
-            assert await slotgate.metric("generated_tokens_total", model="m") == 3
-            assert await slotgate.metric("ttft_seconds_count", model="m") == 1
-
-    check()
+@in_loop
+async def test_a_chunk_with_usage_and_no_choices_is_understood_and_passes(
+    name: str, first: bool
+) -> None:
+    async with FakeEngine() as engine, running_gateway(engine) as slotgate:
+        *tokens, end = events_of(CHAT, 3)
+        usage = USAGE_CHUNKS[name]
+        events = [usage, *tokens, end] if first else [*tokens, usage, end]
+        engine.script(stream(events, every_s=0.01))
+        answer = await slotgate.chat(stream=True)
+        bytes_are_unchanged(answer.content, b"".join(events))
+        assert await slotgate.outcomes() == {"served": 1}
+        assert await slotgate.metric("prompt_tokens_total", model="m") == 7
+        assert await slotgate.metric("generated_tokens_total", model="m") == 3
+        assert await slotgate.metric("ttft_seconds_count", model="m") == 1
 
 
 @pytest.mark.parametrize("options", [None, {"include_usage": True}])
-def test_stream_options_are_what_the_client_wrote_and_never_ours(options: Any) -> None:
-    @in_loop
-    async def check() -> None:
-        async with FakeEngine() as engine, running_gateway(engine) as slotgate:
-            fields = {} if options is None else {"stream_options": options}
-            await slotgate.chat(stream=True, **fields)
-            assert engine.requests[0].json().get("stream_options") == options
-
-    check()
+@in_loop
+async def test_stream_options_are_what_the_client_wrote_and_never_ours(options: Any) -> None:
+    async with FakeEngine() as engine, running_gateway(engine) as slotgate:
+        fields = {} if options is None else {"stream_options": options}
+        await slotgate.chat(stream=True, **fields)
+        assert engine.requests[0].json().get("stream_options") == options
 
 
 DELTAS = [
@@ -67,75 +63,63 @@ DELTAS = [
 
 
 @pytest.mark.parametrize("delta", DELTAS)
-def test_unknown_fields_pass_and_a_delta_of_reasoning_or_tools_is_the_first_token(
+@in_loop
+async def test_unknown_fields_pass_and_a_delta_of_reasoning_or_tools_is_the_first_token(
     delta: bytes,
 ) -> None:
-    @in_loop
-    async def check() -> None:
-        async with FakeEngine() as engine, running_gateway(engine) as slotgate:
-            one = (
-                b'data: {"choices":[{"index":0,"delta":'
-                + delta
-                + b',"zz_future":1,"token_ids":[5]}],'
-                b'"timings":{"predicted_ms":1.50},"prompt_progress":{"total":3}}\n\n'
-            )
-            end = events_of(CHAT, 0)[-1]
-            engine.script(stream([one, end]))
-            answer = await slotgate.chat(stream=True)
-            bytes_are_unchanged(answer.content, one + end)
-            assert await slotgate.metric("ttft_seconds_count", model="m") == 1
-
-    check()
+    async with FakeEngine() as engine, running_gateway(engine) as slotgate:
+        one = (
+            b'data: {"choices":[{"index":0,"delta":' + delta + b',"zz_future":1,"token_ids":[5]}],'
+            b'"timings":{"predicted_ms":1.50},"prompt_progress":{"total":3}}\n\n'
+        )
+        end = events_of(CHAT, 0)[-1]
+        engine.script(stream([one, end]))
+        answer = await slotgate.chat(stream=True)
+        bytes_are_unchanged(answer.content, one + end)
+        assert await slotgate.metric("ttft_seconds_count", model="m") == 1
 
 
 @pytest.mark.parametrize("path", GENERATING)
-def test_the_body_reaches_the_engine_byte_for_byte(path: str) -> None:
-    @in_loop
-    async def check() -> None:
-        async with FakeEngine() as engine, running_gateway(engine) as slotgate:
-            odd = {"seed": 9223372036854775807, "zz": None, "chat_template_kwargs": {"a": {}}}
-            text = json.dumps(body_for(path, **odd), indent=3, ensure_ascii=False)
-            body = text.replace('"zz": null', '"zz" :  1.0e-7 , "é\\u0000" : [ ]').encode()
-            headers = {"content-type": "application/json"}
-            answer = await slotgate.client.post(path, content=body, headers=headers)
-            assert answer.status_code == 200
-            assert engine.requests[0].body == body
-            assert engine.requests[0].target == path
-            bytes_are_unchanged(answer.content, bytes(engine.requests[0].sent))
-
-    check()
+@in_loop
+async def test_the_body_reaches_the_engine_byte_for_byte(path: str) -> None:
+    async with FakeEngine() as engine, running_gateway(engine) as slotgate:
+        odd = {"seed": 9223372036854775807, "zz": None, "chat_template_kwargs": {"a": {}}}
+        text = json.dumps(body_for(path, **odd), indent=3, ensure_ascii=False)
+        body = text.replace('"zz": null', '"zz" :  1.0e-7 , "é\\u0000" : [ ]').encode()
+        headers = {"content-type": "application/json"}
+        answer = await slotgate.client.post(path, content=body, headers=headers)
+        assert answer.status_code == 200
+        assert engine.requests[0].body == body
+        assert engine.requests[0].target == path
+        bytes_are_unchanged(answer.content, bytes(engine.requests[0].sent))
 
 
 @pytest.mark.parametrize("path", STREAMING)
-def test_each_event_of_a_stream_arrives_when_it_was_written(path: str) -> None:
+@in_loop
+async def test_each_event_of_a_stream_arrives_when_it_was_written(path: str) -> None:
     """One at a time: the second is only written when the client has the first."""
+    events = events_of(path, 4)
+    go_on = asyncio.Event()
 
-    @in_loop
-    async def check() -> None:
-        events = events_of(path, 4)
-        go_on = asyncio.Event()
+    async def script(connection: Connection) -> None:
+        kind = "text/event-stream"
+        await connection.begin(content_type=kind)
+        for event in events:
+            await connection.body(event)
+            await go_on.wait()
+            go_on.clear()
+        await connection.end()
 
-        async def script(connection: Connection) -> None:
-            kind = "text/event-stream"
-            await connection.begin(content_type=kind)
+    async with FakeEngine() as engine, running_gateway(engine) as slotgate:
+        engine.script(script)
+        async with await asking(slotgate, path, stream=True) as client:
+            head = await client.head()
+            assert head.header("cache-control") == "no-cache, no-transform"
+            assert head.header("x-accel-buffering") == "no"
             for event in events:
-                await connection.body(event)
-                await go_on.wait()
-                go_on.clear()
-            await connection.end()
-
-        async with FakeEngine() as engine, running_gateway(engine) as slotgate:
-            engine.script(script)
-            async with await asking(slotgate, path, stream=True) as client:
-                head = await client.head()
-                assert head.header("cache-control") == "no-cache, no-transform"
-                assert head.header("x-accel-buffering") == "no"
-                for event in events:
-                    assert await client.chunk() == event
-                    go_on.set()
-                assert await client.chunk() == b""
-
-    check()
+                assert await client.chunk() == event
+                go_on.set()
+            assert await client.chunk() == b""
 
 
 async def refuses_ids_that_it_knows(connection: Connection) -> None:
@@ -162,19 +146,16 @@ async def test_two_requests_with_the_same_id_both_succeed_and_both_get_it_back()
 
 
 @pytest.mark.parametrize("odd", ["x" * 129, "caf\xe9", "tab\tbed", ""])
-def test_an_id_that_is_too_long_or_unprintable_is_replaced(odd: str) -> None:
-    @in_loop
-    async def check() -> None:
-        async with FakeEngine() as engine, running_gateway(engine) as slotgate:
-            async with await asking(slotgate, headers={"X-Request-Id": odd}) as client:
-                answer = await client.response()
-            own = answer.header("x-request-id")
-            assert answer.status == 200
-            assert own is not None
-            assert own.startswith("req-")
-            assert engine.requests[0].id not in {odd, own}
-
-    check()
+@in_loop
+async def test_an_id_that_is_too_long_or_unprintable_is_replaced(odd: str) -> None:
+    async with FakeEngine() as engine, running_gateway(engine) as slotgate:
+        async with await asking(slotgate, headers={"X-Request-Id": odd}) as client:
+            answer = await client.response()
+        own = answer.header("x-request-id")
+        assert answer.status == 200
+        assert own is not None
+        assert own.startswith("req-")
+        assert engine.requests[0].id not in {odd, own}
 
 
 @in_loop
@@ -190,34 +171,31 @@ async def test_an_id_of_a_mebibyte_is_a_header_block_that_is_too_large() -> None
 
 @pytest.mark.parametrize("how", ["authorization", "x-api-key", "api-key"])
 @pytest.mark.parametrize("own", [None, "sk-engine-own-key"])
-def test_the_key_of_a_client_never_reaches_an_engine(how: str, own: str | None) -> None:
-    @in_loop
-    async def check() -> None:
-        async with (
-            FakeEngine(behaviour=Behaviour(api_key=own)) as engine,
-            running_gateway(engine, keys=["alice"]) as slotgate,
-        ):
-            secret = slotgate.keys["alice"]
-            credentials = {
-                how: f"Bearer {secret}" if how == "authorization" else secret,
-                "cookie": f"key={secret}",
-                "x-goog-api-key": secret,
-                "proxy-authorization": secret,
-            }
-            async with await RawClient.connect(slotgate.port) as client:
-                await client.request(
-                    "POST", CHAT, headers=credentials, body=json.dumps(body_for(CHAT)).encode()
-                )
-                assert (await client.response()).status == 200
-            everything = b"".join(
-                data for connection in engine.connections for _, data in connection.received
+@in_loop
+async def test_the_key_of_a_client_never_reaches_an_engine(how: str, own: str | None) -> None:
+    async with (
+        FakeEngine(behaviour=Behaviour(api_key=own)) as engine,
+        running_gateway(engine, keys=["alice"]) as slotgate,
+    ):
+        secret = slotgate.keys["alice"]
+        credentials = {
+            how: f"Bearer {secret}" if how == "authorization" else secret,
+            "cookie": f"key={secret}",
+            "x-goog-api-key": secret,
+            "proxy-authorization": secret,
+        }
+        async with await RawClient.connect(slotgate.port) as client:
+            await client.request(
+                "POST", CHAT, headers=credentials, body=json.dumps(body_for(CHAT)).encode()
             )
-            assert secret.encode() not in everything
-            for request in engine.received:
-                expected = None if own is None else f"Bearer {own}"
-                assert request.headers.get("authorization") == expected
-
-    check()
+            assert (await client.response()).status == 200
+        everything = b"".join(
+            data for connection in engine.connections for _, data in connection.received
+        )
+        assert secret.encode() not in everything
+        for request in engine.received:
+            expected = None if own is None else f"Bearer {own}"
+            assert request.headers.get("authorization") == expected
 
 
 @in_loop

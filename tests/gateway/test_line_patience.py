@@ -14,23 +14,19 @@ from tests.gateway.line_talk import CHAT
 
 
 @pytest.mark.parametrize("silent", [True, False])
-def test_a_long_silence_before_the_first_byte_is_no_error_when_its_limits_are_off(
+@in_loop
+async def test_a_long_silence_before_the_first_byte_is_no_error_when_its_limits_are_off(
     silent: bool,
 ) -> None:
     """B049, with the clock scaled: every other limit is shorter than the silence."""
-
-    @in_loop
-    async def check() -> None:
-        timeouts = {"connect_s": 0.3, "first_byte_s": 0, "between_bytes_s": 0.3}
-        async with (
-            FakeEngine(behaviour=Behaviour(ttft_s=1.5)) as engine,
-            running_gateway(engine, timeouts=timeouts, keepalive_s=1) as slotgate,
-        ):
-            answer = await slotgate.chat(stream=not silent)
-            assert answer.status_code == 200
-            assert await slotgate.outcomes() == {"served": 1}
-
-    check()
+    timeouts = {"connect_s": 0.3, "first_byte_s": 0, "between_bytes_s": 0.3}
+    async with (
+        FakeEngine(behaviour=Behaviour(ttft_s=1.5)) as engine,
+        running_gateway(engine, timeouts=timeouts, keepalive_s=1) as slotgate,
+    ):
+        answer = await slotgate.chat(stream=not silent)
+        assert answer.status_code == 200
+        assert await slotgate.outcomes() == {"served": 1}
 
 
 @in_loop
@@ -67,20 +63,17 @@ LIES: dict[str, tuple[str, Script]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_missing_or_absurd_figures_of_an_engine_never_refuse_a_request(lie: str) -> None:
+@in_loop
+async def test_missing_or_absurd_figures_of_an_engine_never_refuse_a_request(lie: str) -> None:
     """Our own count is truth: with a free slot, a request starts whatever the engine says of itself."""
     path, script = LIES[lie]
 
-    @in_loop
-    async def check() -> None:
-        async with FakeEngine("vllm", slots=2) as engine, running_gateway(engine) as slotgate:
+    async with FakeEngine("vllm", slots=2) as engine, running_gateway(engine) as slotgate:
+        assert (await slotgate.chat()).status_code == 200
+        engine.always(script, path=path)
+        before = engine.calls[path]
+        await eventually(lambda: engine.calls[path] > before, why="it was not polled")
+        for _ in range(8):
             assert (await slotgate.chat()).status_code == 200
-            engine.always(script, path=path)
-            before = engine.calls[path]
-            await eventually(lambda: engine.calls[path] > before, why="it was not polled")
-            for _ in range(8):
-                assert (await slotgate.chat()).status_code == 200
-            assert await slotgate.outcomes() == {"served": 9}
-            assert await slotgate.metric("backend_up") == 1
-
-    check()
+        assert await slotgate.outcomes() == {"served": 9}
+        assert await slotgate.metric("backend_up") == 1

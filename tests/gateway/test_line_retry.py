@@ -56,41 +56,35 @@ MAY_HAVE_RUN: dict[str, tuple[Script, int]] = {
 
 
 @pytest.mark.parametrize("how", MAY_HAVE_RUN)
-def test_what_may_have_run_is_never_sent_again_when_the_engine(how: str) -> None:
+@in_loop
+async def test_what_may_have_run_is_never_sent_again_when_the_engine(how: str) -> None:
     script, status = MAY_HAVE_RUN[how]
 
-    @in_loop
-    async def check() -> None:
-        async with two(timeouts={"first_byte_s": 0.3}) as (one, other, slotgate):
-            one.always(script)
-            *served, failed = await until_met(one, slotgate, stream=True)
-            assert failed.status_code == status
-            assert {answer.status_code for answer in served} <= {200}
-            assert one.executions == 1
-            assert other.executions == len(served)
-            assert await slotgate.metric("retries_total") == 0
-            if status == 200:
-                assert b'"upstream_broke"' in failed.content
-
-    check()
+    async with two(timeouts={"first_byte_s": 0.3}) as (one, other, slotgate):
+        one.always(script)
+        *served, failed = await until_met(one, slotgate, stream=True)
+        assert failed.status_code == status
+        assert {answer.status_code for answer in served} <= {200}
+        assert one.executions == 1
+        assert other.executions == len(served)
+        assert await slotgate.metric("retries_total") == 0
+        if status == 200:
+            assert b'"upstream_broke"' in failed.content
 
 
 @pytest.mark.parametrize("status", [503, 429])
-def test_a_busy_engine_costs_one_more_attempt_and_no_trust(status: int) -> None:
-    @in_loop
-    async def check() -> None:
-        async with two() as (one, other, slotgate):
-            one.always(respond(status, {"error": "busy"}))
-            answers = await until_met(one, slotgate)
-            assert {answer.status_code for answer in answers} == {200}
-            assert {answer.headers["x-slotgate-backend"] for answer in answers} == {"b2"}
-            assert other.executions == len(answers)
-            assert await slotgate.metric("retries_total", backend="b1", reason="busy") == 1
-            assert await slotgate.metric("backend_errors_total") == 0
-            for one_of_them in (await slotgate.status())["backends"]:
-                assert one_of_them["breaker"] == "closed"
-
-    check()
+@in_loop
+async def test_a_busy_engine_costs_one_more_attempt_and_no_trust(status: int) -> None:
+    async with two() as (one, other, slotgate):
+        one.always(respond(status, {"error": "busy"}))
+        answers = await until_met(one, slotgate)
+        assert {answer.status_code for answer in answers} == {200}
+        assert {answer.headers["x-slotgate-backend"] for answer in answers} == {"b2"}
+        assert other.executions == len(answers)
+        assert await slotgate.metric("retries_total", backend="b1", reason="busy") == 1
+        assert await slotgate.metric("backend_errors_total") == 0
+        for one_of_them in (await slotgate.status())["backends"]:
+            assert one_of_them["breaker"] == "closed"
 
 
 @in_loop

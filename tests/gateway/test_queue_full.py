@@ -69,67 +69,61 @@ async def _refused(slotgate: Running, path: str, **fields: Any) -> RawResponse:
 
 
 @pytest.mark.parametrize("kind", ["llama-server", "vllm", "openai"])
-def test_of_ten_at_once_with_two_slots_and_a_queue_of_two_exactly_four_are_served(
+@in_loop
+async def test_of_ten_at_once_with_two_slots_and_a_queue_of_two_exactly_four_are_served(
     kind: str,
 ) -> None:
-    @in_loop
-    async def check() -> None:
-        behaviour = Behaviour(ttft_s=0.3, tokens=5)
-        async with (
-            FakeEngine(kind, slots=2, behaviour=behaviour) as engine,
-            running_gateway({"url": engine.url, "slots": 2}, admission={"queue": 2}) as slotgate,
-        ):
-            slotgate.engines = [engine]
-            slotgate.sent = 10
-            await eventually(lambda: slotgate.metric("backend_up"))
-            answers = await asyncio.gather(
-                *(slotgate.chat(stream=bool(number % 2)) for number in range(10))
-            )
-            statuses = sorted(answer.status_code for answer in answers)
-            assert statuses == [200] * 4 + [503] * 6
-            for answer in answers:
-                if answer.status_code == 503:
-                    assert 1 <= int(answer.headers["retry-after"]) <= 60
-            assert engine.peak == 2
-            assert engine.executions == 4
-            assert await slotgate.outcomes() == {"served": 4, "queue_full": 6}
-            assert await slotgate.metric("shed_total", reason="queue_full") == 6
-
-    check()
+    behaviour = Behaviour(ttft_s=0.3, tokens=5)
+    async with (
+        FakeEngine(kind, slots=2, behaviour=behaviour) as engine,
+        running_gateway({"url": engine.url, "slots": 2}, admission={"queue": 2}) as slotgate,
+    ):
+        slotgate.engines = [engine]
+        slotgate.sent = 10
+        await eventually(lambda: slotgate.metric("backend_up"))
+        answers = await asyncio.gather(
+            *(slotgate.chat(stream=bool(number % 2)) for number in range(10))
+        )
+        statuses = sorted(answer.status_code for answer in answers)
+        assert statuses == [200] * 4 + [503] * 6
+        for answer in answers:
+            if answer.status_code == 503:
+                assert 1 <= int(answer.headers["retry-after"]) <= 60
+        assert engine.peak == 2
+        assert engine.executions == 4
+        assert await slotgate.outcomes() == {"served": 4, "queue_full": 6}
+        assert await slotgate.metric("shed_total", reason="queue_full") == 6
 
 
 @pytest.mark.parametrize(
     ("path", "stream"),
     [*((path, False) for path in GENERATING), *((path, True) for path in STREAMING)],
 )
-def test_a_full_queue_refuses_every_route_in_its_own_form(path: str, stream: bool) -> None:
-    @in_loop
-    async def check() -> None:
-        async with full() as at:
-            response = await _refused(at.slotgate, path, stream=stream)
-            anthropic = ROUTES[path].family is Family.ANTHROPIC
-            assert response.status == (529 if anthropic else 503)
-            assert response.header("content-type") == "application/json"
-            assert 1 <= int(response.header("retry-after") or 0) <= 60
-            assert response.header("x-should-retry") is None
-            document = response.json()
-            error = error_of(document)
-            assert error["message"].startswith("Server overloaded")
-            assert "Please try again in" in error["message"]
-            if anthropic:
-                assert document["type"] == "error"
-                assert error["type"] == "overloaded_error"
-                assert document["request_id"] == response.header("request-id")
-            elif ROUTES[path].family is Family.OPENAI:
-                assert error["type"] == "server_error"
-                assert error["code"] == "gateway_queue_full"
-                assert set(error) == {"message", "type", "param", "code"}
-            assert error.get("code") not in NEVER
-            assert await at.slotgate.metric("shed_total", reason="queue_full") == 1
-            assert await at.slotgate.metric("backend_errors_total") == 0
-            assert at.engine.executions == 1
-
-    check()
+@in_loop
+async def test_a_full_queue_refuses_every_route_in_its_own_form(path: str, stream: bool) -> None:
+    async with full() as at:
+        response = await _refused(at.slotgate, path, stream=stream)
+        anthropic = ROUTES[path].family is Family.ANTHROPIC
+        assert response.status == (529 if anthropic else 503)
+        assert response.header("content-type") == "application/json"
+        assert 1 <= int(response.header("retry-after") or 0) <= 60
+        assert response.header("x-should-retry") is None
+        document = response.json()
+        error = error_of(document)
+        assert error["message"].startswith("Server overloaded")
+        assert "Please try again in" in error["message"]
+        if anthropic:
+            assert document["type"] == "error"
+            assert error["type"] == "overloaded_error"
+            assert document["request_id"] == response.header("request-id")
+        elif ROUTES[path].family is Family.OPENAI:
+            assert error["type"] == "server_error"
+            assert error["code"] == "gateway_queue_full"
+            assert set(error) == {"message", "type", "param", "code"}
+        assert error.get("code") not in NEVER
+        assert await at.slotgate.metric("shed_total", reason="queue_full") == 1
+        assert await at.slotgate.metric("backend_errors_total") == 0
+        assert at.engine.executions == 1
 
 
 @in_loop
