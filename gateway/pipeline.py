@@ -10,22 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from gateway.core.catalog import NONE, OTHER, Pool
+from gateway.core.catalog import NONE, OTHER, Catalog, Pool
 from gateway.core.config import Config
 from gateway.core.dispatch import Offer
 from gateway.core.errors import GatewayError
 from gateway.core.keys import Key, KeyRing, Refusal, presented
+from gateway.core.lacking import Lacking
+from gateway.core.origins import refuse_pages
 from gateway.core.prefix import EMPTY, chain_of, conversation_of
+from gateway.core.reading import SHOW, read_request
 from gateway.core.request import ParsedRequest, parse
 from gateway.core.routes import Route
 from gateway.core.wire import Wire
+from gateway.runtime.answer import Answer
 from gateway.runtime.backends import Backends
 from gateway.runtime.body import BodyLimit
 from gateway.runtime.disconnect import ClientPresent
-from gateway.runtime.dispatcher import Dispatcher, Place
+from gateway.runtime.dispatcher import Dispatcher
+from gateway.runtime.errand import Errand, by_load, respond_estimate
 from gateway.runtime.exchange import Exchange
 from gateway.runtime.forward import Forward, Outgoing
 from gateway.runtime.keepalive import EarlyHead
@@ -33,10 +38,12 @@ from gateway.runtime.log import LineLog
 from gateway.runtime.metrics import Metrics
 from gateway.runtime.observe import Record
 from gateway.runtime.quota import Quota
+from gateway.runtime.refused import Refused, restated
 from gateway.runtime.relay import relay
 from gateway.runtime.upstream import Deadlines
 
 ANONYMOUS = Key(name="anonymous", hash=b"", admin=True)  # no keys at all: everybody is the operator
+COUNT_S = 1.0  # for an engine to count tokens; then they are estimated
 GUEST = Key(name="anonymous", hash=b"")  # there are keys, and `auth.anonymous` lets others in
 
 
@@ -52,6 +59,7 @@ class Pipeline:
     metrics: Metrics
     log: LineLog
     draining: bool = False
+    lacking: Lacking = field(default_factory=Lacking)
 
     @property
     def deadlines(self) -> Deadlines:
@@ -63,35 +71,59 @@ class Pipeline:
         with Record(exchange, self.metrics, self.log.request) as record, present:
             key = self.authenticate(exchange)
             record.key = key.name
-            limit = BodyLimit(self.config.limits.body_bytes, "limits.body_mib")
-            exchange.check_body(limit)
+            exchange.check_body(limit := self._limit)
             with self.quota.within(key):
-                self._refuse_by_headers(key, record)
+                self._refuse_by_headers(key, route, record)
                 body = await exchange.body(limit)
                 present.body_read()
-                request = parse(body, route.wire)
+                request = self._read(exchange, route, body)
                 pool = self._pool(request, key, route, record)
                 with (
                     self._charged(key, request, record),
                     self._early_head(exchange, request, route),
                 ):
                     offer = self._offer(request, key, pool, exchange)
+                    outgoing = self._outgoing(route, pool, request, body, record)
                     async with (
                         self.dispatcher.place(offer) as place,
-                        self._forward(place, pool, request, body, record) as response,
+                        Forward(outgoing, place, record, self.backends, self.metrics) as response,
                     ):
-                        await relay(response, exchange, route, record)
+                        answer = await self._heard(response, place.backend, route)
+                        await relay(answer, exchange, route, record)
                         place.finished(served=response.status < 400, usage=record.usage)
+
+    async def serve_free(self, exchange: Exchange, route: Route, present: ClientPresent) -> None:
+        """The shorter line of what makes no tokens: no permit, no waiting, none of a key's limits."""
+        with Record(exchange, self.metrics, self.log.request) as record, present:
+            key = self.authenticate(exchange)
+            record.key = key.name
+            exchange.check_body(limit := self._limit)
+            self._refuse_when_draining()
+            body = await exchange.body(limit)
+            present.body_read()
+            request = self._read(exchange, route, body)
+            pool = self._pool(request, key, route, record)
+            outgoing = self._outgoing(route, pool, request, body, record)
+            order = by_load(pool, self.dispatcher.dispatch.backends)
+            patience_s = COUNT_S if route.estimated else None
+            async with Errand(outgoing, order, record, self.backends, patience_s) as response:
+                if response is None:
+                    await respond_estimate(exchange, request)
+                else:
+                    answer = await self._heard(response, record.backend, route)
+                    await relay(answer, exchange, route, record)
 
     # ------------------------------------------------------------------ the steps
 
     def authenticate(self, exchange: Exchange, *, admin: bool = False) -> Key:
-        """Whose request this is. Raises GatewayError: invalid_api_key, admin_required."""
+        """Whose request this is. Raises GatewayError: invalid_api_key, admin_required, origin_not_allowed."""
         ring = self.keys()
         if ring is None:
+            refuse_pages(exchange.headers, self.config.cors.origins)
             return ANONYMOUS
-        found = ring.find(presented(exchange.headers), datetime.now(UTC))
+        found = ring.find(presented(exchange.headers, exchange.path_key), datetime.now(UTC))
         if found is Refusal.ABSENT and not (admin or self.config.needs_key):
+            refuse_pages(exchange.headers, self.config.cors.origins)
             return GUEST
         if isinstance(found, Refusal):
             raise found.error
@@ -99,19 +131,26 @@ class Pipeline:
             raise GatewayError("admin_required", "This needs an admin key.")
         return found
 
-    def _refuse_by_headers(self, key: Key, record: Record) -> None:
-        """What needs no body: draining, and every pool of this key full with nobody to give way."""
+    @property
+    def _limit(self) -> BodyLimit:
+        return BodyLimit(self.config.limits.body_bytes, "limits.body_mib")
+
+    def _refuse_when_draining(self) -> None:
         if self.draining:
             raise GatewayError(
                 "draining",
                 "Server overloaded: the gateway is shutting down. Please try again in 2s.",
                 retry_after_s=2.0,
             )
+
+    def _refuse_by_headers(self, key: Key, route: Route, record: Record) -> None:
+        """What needs no body: draining, and every pool of this key and path full with nobody to give way."""
+        self._refuse_when_draining()
         dispatch = self.dispatcher.dispatch
         if not dispatch.queued:
             return
-        pools = self.backends.catalog.pools
-        names = self.backends.catalog.names(key.models)
+        catalog = self._catalog(route)
+        pools, names = catalog.pools, catalog.names(key.models)
         refused = dispatch.full_for(
             self.dispatcher.now(), key.name, {pools[name].backends for name in names}
         )
@@ -122,13 +161,34 @@ class Pipeline:
 
     def _pool(self, request: ParsedRequest, key: Key, route: Route, record: Record) -> Pool:
         """The backends that may serve it. Raises GatewayError: model_not_found, model_not_allowed, no_backend."""
-        catalog = self.backends.catalog
+        catalog = self._catalog(route)
         record.model = OTHER if request.model_present else record.model
         if request.model_present and request.model is None:
             raise GatewayError("model_not_found", "`model` is not a model's name.", "model")
         pool = catalog.resolve(request.model, key.models, self.backends.is_up)
         record.model = pool.name
-        return pool.having(route.path, catalog.listings)
+        lacking = self.lacking.backends(self.dispatcher.now(), route.path)
+        return pool.having(route.path, catalog.listings, lacking, strict=route.estimated)
+
+    def _catalog(self, route: Route) -> Catalog:
+        """All models; of an engine's own path those that such engines serve."""
+        catalog = self.backends.catalog
+        return catalog.serving(route.path) if route.native else catalog
+
+    @staticmethod
+    def _read(exchange: Exchange, route: Route, body: bytes) -> ParsedRequest:
+        if route.method == "POST" and not route.form and route.path != SHOW:
+            return parse(body, route.wire)
+        content_type = (exchange.header(b"content-type") or b"").decode("latin-1")
+        return read_request(route, body, content_type, exchange.query)
+
+    async def _heard(self, response: Answer, backend: str | None, route: Route) -> Answer:
+        """The answer as it is passed on, and what it says of the path."""
+        answer = await restated(response)
+        if isinstance(answer, Refused) and backend is not None:
+            now = self.dispatcher.now()
+            self.lacking.hear(now, backend, route.path, answer.status, answer.body)
+        return answer
 
     def _charged(
         self, key: Key, request: ParsedRequest, record: Record
@@ -164,15 +224,15 @@ class Pipeline:
         route = exchange.route
         return self.config.routing.affinity and route is not None and route.wire is not Wire.JSON
 
-    def _forward(
-        self, place: Place, pool: Pool, request: ParsedRequest, body: bytes, record: Record
-    ) -> Forward:
-        outgoing = Outgoing(
+    def _outgoing(
+        self, route: Route, pool: Pool, request: ParsedRequest, body: bytes, record: Record
+    ) -> Outgoing:
+        return Outgoing(
             exchange=record.exchange,
+            route=route,
             body=body,
             model=request.model,
             pool=pool,
             deadlines=self.deadlines,
             keep_id_slot=self.config.routing.keep_id_slot,
         )
-        return Forward(outgoing, place, record, self.backends, self.metrics)

@@ -9,9 +9,10 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.api.front import MODELS, Local
+from gateway.api.front import Local
 from gateway.core.catalog import Catalog
 from gateway.core.errors import GatewayError, Headers
+from gateway.core.routes import MODELS
 from gateway.runtime.backends import Backends
 from gateway.runtime.exchange import Exchange
 

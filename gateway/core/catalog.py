@@ -42,14 +42,24 @@ class Pool:
     fallback: str | None = None
     is_alias: bool = False  # then the engine must be told its own id
 
-    def having(self, path: str, listings: Mapping[str, Listing]) -> Pool:
-        """The part of the pool that has this API path; all of it when none is known to."""
+    def having(
+        self,
+        path: str,
+        listings: Mapping[str, Listing],
+        lacking: frozenset[str] = frozenset(),
+        *,
+        strict: bool = False,
+    ) -> Pool:
+        """The part of the pool that has this API path; all of it when none is known to, unless `strict`.
+
+        `lacking`: backends that have said that they do not have it.
+        """
         able = {
             name
             for name in self.backends
-            if (paths := listings[name].paths) is None or path in paths
+            if name not in lacking and ((paths := listings[name].paths) is None or path in paths)
         }
-        if not able or able == self.backends:
+        if able == self.backends or not (able or strict):
             return self
         return self.among(able)
 

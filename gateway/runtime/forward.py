@@ -14,8 +14,12 @@ from types import TracebackType
 
 from gateway.core.catalog import Pool
 from gateway.core.errors import GatewayError, retry_after
-from gateway.core.headers import to_upstream
-from gateway.core.request import drop_top_level, replace_model
+from gateway.core.headers import query_to_upstream, to_upstream
+from gateway.core.reading import is_form, query_with_model, with_model
+from gateway.core.request import drop_top_level
+from gateway.core.routes import Route
+from gateway.core.wire import Wire
+from gateway.runtime.answer import NACKS, Answer, Meaning, judged
 from gateway.runtime.backends import Backends
 from gateway.runtime.dispatcher import Place
 from gateway.runtime.exchange import Exchange
@@ -23,7 +27,8 @@ from gateway.runtime.metrics import Metrics
 from gateway.runtime.observe import Record
 from gateway.runtime.upstream import Deadlines, Response, UpstreamError
 
-NACKS = (429, 503)
+__all__ = ["NACKS", "Forward", "Outgoing", "refusal"]
+
 FAULTS = (500, 502, 504)
 
 
@@ -32,22 +37,40 @@ class Outgoing:
     """What is to be sent, whichever backend it will be."""
 
     exchange: Exchange
+    route: Route
     body: bytes
     model: str | None  # as the client wrote it
     pool: Pool
     deadlines: Deadlines
     keep_id_slot: bool
 
+    @property
+    def content_type(self) -> str:
+        return (self.exchange.header(b"content-type") or b"").decode("latin-1")
+
     def body_for(self, backend: str) -> bytes:
         """The client's bytes; only an alias's model value is replaced, and a pinned slot cut out."""
-        body = self.body
-        if self.pool.is_alias and self.model is not None:
-            expected = self.pool.ids[backend]
-            if expected != self.model:
-                body = replace_model(body, expected)
-        if b"id_slot" in body and not self.keep_id_slot:
+        body, route = self.body, self.route
+        expected = self._other_name(backend)
+        if expected is not None:
+            body = with_model(route, body, self.content_type, expected)
+        pinned = b"id_slot" in body and not self.keep_id_slot
+        if pinned and not is_form(route, self.content_type):
             body = drop_top_level(body, b"id_slot")
         return body
+
+    def query_for(self, backend: str) -> bytes:
+        """The client's query without its key; a GET names its model there."""
+        query = query_to_upstream(self.exchange.query)
+        expected = self._other_name(backend) if self.route.method == "GET" else None
+        return query if expected is None else query_with_model(query, expected)
+
+    def _other_name(self, backend: str) -> str | None:
+        """What this backend calls the model, where the client said an alias."""
+        if not self.pool.is_alias or self.model is None:
+            return None
+        expected = self.pool.ids[backend]
+        return expected if expected != self.model else None
 
 
 class Forward:
@@ -67,8 +90,9 @@ class Forward:
         self._backends = backends
         self._metrics = metrics
         self._stack = AsyncExitStack()
+        self._response: Response | None = None  # of the last attempt
 
-    async def __aenter__(self) -> Response:
+    async def __aenter__(self) -> Answer:
         try:
             return await self._attempt_all()
         except BaseException:
@@ -83,19 +107,24 @@ class Forward:
     ) -> None:
         if value is not None and isinstance(value.__cause__, UpstreamError):
             self._fault(self._place.backend, value.__cause__)  # it broke while it was relayed
+        elif self._response is not None and self._response.ended:
+            self._place.finished(served=False)  # whatever became of it here, the engine is done
         await self._stack.__aexit__(kind, value, traceback)
 
-    async def _attempt_all(self) -> Response:
+    async def _attempt_all(self) -> Answer:
         """Attempt after attempt, until an answer stands that is passed on.
 
-        1 it answered: pass it on, unless it says busy and another backend may be tried
-        2 it cannot have run: another backend; none left: 502
-        3 it may have run: 502 or 504, and never again
+        1 it cannot have run: another backend; none left: 502
+        2 it may have run: 502 or 504, and never again
+        3 it answered that it is busy, or loads its model: to whom may take it, or passed on when nobody may
+        4 it answered: that is passed on
         """
         place = self._place
         while True:
             try:
                 response = await self._attempt(place)
+                engine = self._backends.engine_of(place.backend)
+                meaning, answer = await judged(response, engine)
             except UpstreamError as error:
                 self._fault(place.backend, error)
                 if error.may_have_run:
@@ -103,42 +132,56 @@ class Forward:
                 self._metrics.retries[place.backend, error.kind] += 1
                 await place.elsewhere()
                 continue
-            if response.status not in NACKS:
-                if response.status in FAULTS:
-                    self._fault(place.backend, response.status)
-                return response
-            if not place.may_go_elsewhere():
-                if all(name != b"retry-after" for name, _ in response.headers):
-                    response.headers.extend(retry_after(place.again_s()))
-                return response
-            self._metrics.retries[place.backend, "busy"] += 1
-            await self._stack.aclose()
-            await place.elsewhere()
+            if meaning == "answer":
+                if answer.status in FAULTS:
+                    self._fault(place.backend, answer.status)
+                return answer
+            if not (place.may_wait() if meaning == "loading" else place.may_go_elsewhere()):
+                return _with_retry_after(answer, place)
+            await self._go_on(meaning)
+
+    async def _go_on(self, meaning: Meaning) -> None:
+        """Nothing ran: to another backend, or to this one once it has its model."""
+        place = self._place
+        self._metrics.retries[place.backend, meaning] += 1
+        await self._stack.aclose()
+        if meaning == "loading":
+            self._backends.on_loading(place.backend)
+        await place.elsewhere(loading=meaning == "loading")
 
     async def _attempt(self, place: Place) -> Response:
         """Send it to the backend of its place."""
-        backend, exchange = place.backend, self._outgoing.exchange
+        backend, outgoing, exchange = place.backend, self._outgoing, self._outgoing.exchange
         self._record.placed(place)
         self._backends.touch(backend)
         headers = to_upstream(
             exchange.headers,
-            accept_encoding_identity=True,
+            accept_encoding_identity=outgoing.route.wire is not Wire.JSON,
             request_id=b"sg-" + token_hex(12).encode(),
         )
         call = self._backends.upstreams[backend].open(
             exchange.method,
             exchange.path,
-            exchange.query,
+            outgoing.query_for(backend),
             headers,
-            self._outgoing.body_for(backend),
-            self._outgoing.deadlines,
+            outgoing.body_for(backend),
+            outgoing.deadlines,
         )
-        return await self._stack.enter_async_context(call)
+        self._response = response = await self._stack.enter_async_context(call)
+        if response.replayed:
+            self._metrics.retries[backend, "stale"] += 1
+        return response
 
     def _fault(self, backend: str, fault: UpstreamError | int) -> None:
         kind = fault.kind if isinstance(fault, UpstreamError) else "status_5xx"
         self._metrics.backend_errors[backend, kind] += 1
         self._backends.on_fault(backend, fault)
+
+
+def _with_retry_after(answer: Answer, place: Place) -> Answer:
+    if all(name != b"retry-after" for name, _ in answer.headers):
+        answer.headers = [*answer.headers, *retry_after(place.again_s())]
+    return answer
 
 
 def refusal(error: UpstreamError) -> GatewayError:

@@ -1,0 +1,34 @@
+"""Which backend has said that it does not serve a path.
+
+What a kind of engine can do is known beforehand (`engines/paths.py`); what this build of it can, it tells by its 404
+or 501. Law of this file: a 404 that speaks of a model is about the model, and what was learned is tried again after a
+while, for an engine may have been replaced.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+AGAIN_AFTER_S: Final = 300.0
+MEANS_NO_SUCH_PATH: Final = (404, 405, 501)
+
+
+class Lacking:
+    """Owner of what was learned: at most one entry for each backend and path."""
+
+    def __init__(self) -> None:
+        self._until: dict[tuple[str, str], float] = {}
+
+    def hear(self, now: float, backend: str, path: str, status: int, body: bytes) -> None:
+        """An engine's answer to a request for this path. `now` in monotonic seconds."""
+        if status in MEANS_NO_SUCH_PATH and not (status == 404 and b"model" in body.lower()):
+            self._until[backend, path] = now + AGAIN_AFTER_S
+
+    def backends(self, now: float, path: str) -> frozenset[str]:
+        """Those that have lately said that they lack it."""
+        if not self._until:
+            return frozenset()
+        for known, until in list(self._until.items()):
+            if until <= now:
+                del self._until[known]
+        return frozenset(backend for backend, lacked in self._until if lacked == path)
