@@ -122,13 +122,16 @@ class Dispatch:
             self.permits.learn(now, held, used)
         return self._fill(now)
 
-    def retry(self, now: float, ticket: int) -> list[Decision]:
+    def retry(self, now: float, ticket: int, *, loading: bool = False) -> list[Decision]:
         """The backend refused without doing work: back to the head of its line, for another backend.
 
-        Refuse(exhausted) when no other backend of its pool may be tried. Raises KeyError for an unknown ticket.
+        `loading`: it only has to load its model first, so this very backend is waited for too. Refuse(exhausted)
+        when no backend of its pool may be tried. Raises KeyError for an unknown ticket.
         """
         held = self.held[ticket]
         self.permits.take_back(now, ticket, cancelled=False)
+        if loading:
+            held.tried -= {held.backend.name}
         hopeful = others_for(held, self.backends)
         if not hopeful or now >= held.deadline:
             return [Refuse(ticket, "exhausted", 0.0), *self._fill(now)]

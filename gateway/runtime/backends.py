@@ -146,6 +146,19 @@ class Backends:
         self._dispatcher.apply(decisions)
         self.poller.poke(name)
 
+    def on_loading(self, name: str) -> None:
+        """It refused a request because its model is not loaded yet. No fault: requests may wait for it (B048)."""
+        known = self.known.get(name)
+        if known is not None and known.report is not None:
+            loading = replace(known.report, state=State.LOADING, running=None, waiting=None)
+            self.on_report(name, loading)
+        self.poller.poke(name)
+
+    def engine_of(self, name: str) -> str | None:
+        """Which engine this backend said it is."""
+        known = self.known.get(name)
+        return known.report.engine if known is not None and known.report is not None else None
+
     def _is_alone(self, name: str) -> bool:
         """Would nobody serve any of its models in its place?"""
         pools = [pool.backends for pool in self.catalog.pools.values() if name in pool.backends]

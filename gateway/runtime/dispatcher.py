@@ -185,17 +185,25 @@ class Place:
             raise
         return self
 
-    async def elsewhere(self) -> None:
-        """The backend refused without doing work: wait for another one. Raises GatewayError if there is none."""
+    async def elsewhere(self, *, loading: bool = False) -> None:
+        """The backend refused without doing work: wait for another one. Raises GatewayError if there is none.
+
+        `loading`: until it has its model, wait for this one too.
+        """
         dispatcher = self._dispatcher
         now = dispatcher.now()
-        decisions = dispatcher.dispatch.retry(now, self.offer.ticket)
+        decisions = dispatcher.dispatch.retry(now, self.offer.ticket, loading=loading)
         self._cancelled = True
         self._take(now, await dispatcher.decided(self.offer, decisions))
 
     def may_go_elsewhere(self) -> bool:
         """Is there another backend of its pool, not tried yet, that may take it within its deadline?"""
         return self._dispatcher.dispatch.has_other(self._dispatcher.now(), self.offer.ticket)
+
+    def may_wait(self) -> bool:
+        """Is it still within the deadline of its queueing?"""
+        dispatcher = self._dispatcher
+        return dispatcher.now() < dispatcher.dispatch.held[self.offer.ticket].deadline
 
     def again_s(self) -> float:
         """When a client that is sent away by the backend itself may come back."""

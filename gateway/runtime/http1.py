@@ -99,6 +99,13 @@ class Response:
             await self._woken()
         return self._take()
 
+    async def peek(self) -> bytes:
+        """What `read` would give out, left for it to give. Waits and raises as `read` does."""
+        while not (self._pieces or self.ended):
+            self._raise_failure()
+            await self._woken()
+        return b"".join(self._pieces)
+
     async def wait_for_head(self) -> None:
         """Returns when status and headers are known. Raises UpstreamError if they will never be."""
         while not self.head_done:

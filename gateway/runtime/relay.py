@@ -16,6 +16,7 @@ from gateway.core.headers import to_downstream
 from gateway.core.routes import Route
 from gateway.core.sse import Tap
 from gateway.core.wire import Wire
+from gateway.runtime.answer import Answer
 from gateway.runtime.exchange import STREAM_HEADERS, Exchange
 from gateway.runtime.forward import refusal
 from gateway.runtime.keepalive_refusal import refusal_event
@@ -26,17 +27,6 @@ NDJSON = b"application/x-ndjson"
 SET_ON_STREAMS = frozenset(name for name, _ in STREAM_HEADERS)
 MOST_REFUSAL = 65_536  # bytes of an engine's refusal that are read when it must become an event
 BROKE = "The backend broke off in the middle of its answer."
-
-
-class Answer(Protocol):
-    """An engine's answer: `runtime.upstream.Response`, or a refusal restated by `runtime.forward`."""
-
-    status: int
-    headers: Headers
-
-    @property
-    def complete(self) -> bool: ...
-    async def read(self) -> bytes: ...
 
 
 class Meter(Protocol):
