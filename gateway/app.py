@@ -16,6 +16,8 @@ from gateway import __version__
 from gateway.api.edge import EdgeSettings
 from gateway.api.front import Front
 from gateway.api.local import LocalPages
+from gateway.api.models import ModelPages
+from gateway.api.ollama import OllamaPages
 from gateway.api.server import Server
 from gateway.api.status import Status
 from gateway.core.config import Config
@@ -48,11 +50,13 @@ EFFECTIVE = {
     "listen",
     "auth.keys_file",
     "auth.anonymous",
+    "auth.key_in_path",
     "auth.metrics",
     "backends",
     "models",
     "default_model",
     "admission",
+    "cors",
     "routing.keep_id_slot",
     "timeouts",
     "limits",
@@ -103,7 +107,8 @@ class Gateway:
             lambda: self.pipeline.draining,
             metrics_open=lambda: self.config.auth.metrics == "open" or self.keystore is None,
         )
-        self.front = Front(self.pipeline, pages.table())
+        models, ollama = ModelPages(self.backends), OllamaPages(self.backends)
+        self.front = Front(self.pipeline, {**pages.table(), **models.table(), **ollama.table()})
         self.server = Server(
             self.front,
             EdgeSettings(

@@ -305,6 +305,8 @@ def _merged(before: EngineReport | None, report: EngineReport) -> EngineReport:
         lasting["kv_shared"] = before.kv_shared
     if not report.capabilities:
         lasting["capabilities"] = before.capabilities
+    if before.documents:
+        lasting["documents"] = {**before.documents, **report.documents}
     return replace(report, **lasting)
 
 
