@@ -133,7 +133,7 @@ def normal(path: str) -> str:
         path = path.rstrip("/") or "/"
     if path.startswith("/v1/v1/"):
         path = path[3:]
-    if path in BARE or path.startswith("/models/"):
+    if path in BARE:
         return "/v1" + path
     return path
 
