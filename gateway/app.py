@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from random import SystemRandom
 from typing import Any, Self
 
-from prometheus_client import CollectorRegistry, generate_latest
-
 from gateway import __version__
 from gateway.api.edge import EdgeSettings
 from gateway.api.front import Front
@@ -21,17 +19,19 @@ from gateway.api.ollama import OllamaPages
 from gateway.api.server import Server
 from gateway.api.status import Status
 from gateway.core.config import Config
-from gateway.core.dispatch import Dispatch, Limits, Offer, Refuse
+from gateway.core.dispatch import Dispatch, Limits
 from gateway.core.errors import GatewayError
 from gateway.core.keys import KeyRing
 from gateway.core.settings.nodes import ConfigErrors
 from gateway.pipeline import Pipeline
-from gateway.runtime import gauges
+from gateway.runtime import gauges, tables
 from gateway.runtime.backends import Backends
 from gateway.runtime.dispatcher import Dispatcher
+from gateway.runtime.exposition import Exposition
+from gateway.runtime.heartbeat import Heartbeat
 from gateway.runtime.keystore import KeyStore
 from gateway.runtime.log import LineLog
-from gateway.runtime.metrics import Gauge, Metrics
+from gateway.runtime.metrics import Metrics
 from gateway.runtime.quota import Quota
 from gateway.runtime.reload import Watcher
 
@@ -75,7 +75,7 @@ class Gateway:
         self.log = LineLog(config.log.level, config.log.format)
         self.metrics = Metrics(asyncio.get_running_loop().time)
         limits = Limits(config.admission.queue, config.admission.max_wait_s)
-        self.dispatcher = Dispatcher(Dispatch(limits), SystemRandom(), self._shed)
+        self.dispatcher = Dispatcher(Dispatch(limits), SystemRandom())
         self.backends = Backends(config, self.dispatcher, self.log, self.metrics.last_event_at)
         self.keystore = None if config.keyless else KeyStore(str(config.auth.keys_file))
         self.pipeline = Pipeline(
@@ -87,25 +87,18 @@ class Gateway:
             metrics=self.metrics,
             log=self.log,
         )
-        self._registry = CollectorRegistry()
-        self._registry.register(self.metrics)
-        gauges.register(self.metrics, self.dispatcher, self.backends)
-        self.metrics.gauge(
-            Gauge(
-                "config_reload_success",
-                "1 when the last reload could be used.",
-                (),
-                lambda: [((), float(self.metrics.config_ok))],
-            )
-        )
+        self._heartbeat = Heartbeat(lambda _now: None)
+        gauges.register(self.metrics, self.dispatcher, self.backends, self._heartbeat, __version__)
+        told = tables.families(self.metrics)
+        self.exposition = Exposition(lambda: [*told, *self.metrics.others])
         self._watcher = Watcher(self._files, self.reload)
         self._status = Status(__version__, self.backends, self.dispatcher, self.metrics)
         pages = LocalPages(
             self.backends,
-            self._registry,
+            self.exposition,
             self.status,
             lambda: self.pipeline.draining,
-            metrics_open=lambda: self.config.auth.metrics == "open" or self.keystore is None,
+            metrics_open=lambda: self.config.auth.metrics == "open",
         )
         models, ollama = ModelPages(self.backends), OllamaPages(self.backends)
         self.front = Front(self.pipeline, {**pages.table(), **models.table(), **ollama.table()})
@@ -145,6 +138,7 @@ class Gateway:
         await self.server.start()
         await self.backends.start(FIRST_ROUND_S)
         self._watcher.start()
+        self._heartbeat.start()
 
     async def reload(self) -> None:
         """Read the configuration and the keys again. What cannot be used changes nothing and is told once."""
@@ -187,6 +181,10 @@ class Gateway:
         if listen.tls is not None and self.server.tls_context is not None:
             self.server.tls_context.load_cert_chain(listen.tls.cert, listen.tls.key)
         await self.backends.take_up(self.config)
+        ring = self._ring()
+        names = [key.name for key in ring.keys] if ring is not None else []
+        self.metrics.keep(self.backends.catalog.pools, self.backends.known, names)
+        self.exposition.forget()
 
     def _files(self) -> list[str]:
         """The files whose change calls for a reload."""
@@ -206,6 +204,7 @@ class Gateway:
         self.pipeline.draining = True
         self._stop_active()
         await self._watcher.stop()
+        self._heartbeat.stop()
         await self.server.stop()
         await self.backends.stop()
         self.dispatcher.close()
@@ -228,7 +227,7 @@ class Gateway:
         return self._status.document(draining=self.pipeline.draining)
 
     def metrics_text(self) -> str:
-        return generate_latest(self._registry).decode()
+        return self.exposition.text()
 
     def ready_line(self) -> str:
         """One line for people: where it is, and what it found."""
@@ -250,10 +249,6 @@ class Gateway:
 
     def _ring(self) -> KeyRing | None:
         return None if self.keystore is None else self.keystore.ring
-
-    def _shed(self, offer: Offer, refused: Refuse) -> None:
-        reason = refused.reason.removeprefix("gateway_")
-        self.metrics.shed[offer.model, reason] += 1
 
 
 def serve_forever(
