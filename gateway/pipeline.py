@@ -156,7 +156,6 @@ class Pipeline:
         )
         if refused is not None:
             record.model = names[0] if len(names) == 1 else NONE
-            self.metrics.shed[record.model, "queue_full"] += 1
             raise self.dispatcher.refusal(refused)
 
     def _pool(self, request: ParsedRequest, key: Key, route: Route, record: Record) -> Pool:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable
 from typing import Any
-
-from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.api.front import Local
 from gateway.core.errors import Headers
 from gateway.runtime.backends import Backends
 from gateway.runtime.exchange import Exchange
+from gateway.runtime.exposition import Exposition
 
 JSON: Headers = [(b"content-type", b"application/json")]
 TEXT: Headers = [(b"content-type", b"text/plain; charset=utf-8")]
@@ -25,14 +23,14 @@ class LocalPages:
     def __init__(
         self,
         backends: Backends,
-        registry: CollectorRegistry,
+        exposition: Exposition,
         status: Callable[[], dict[str, Any]],
         is_draining: Callable[[], bool],
         *,
         metrics_open: Callable[[], bool],
     ) -> None:
         self._backends = backends
-        self._registry = registry
+        self._exposition = exposition
         self._status = status
         self._is_draining = is_draining
         self._metrics_open = metrics_open
@@ -63,8 +61,7 @@ class LocalPages:
             await respond(exchange, 200, JSON, b'{"status":"ready"}')
 
     async def metrics(self, exchange: Exchange) -> None:
-        """Rendered in a thread, so that a scrape never holds the loop."""
-        text = await asyncio.to_thread(generate_latest, self._registry)
+        text = await self._exposition.render()
         await respond(exchange, 200, [(b"content-type", METRICS_TYPE)], text)
 
     async def status(self, exchange: Exchange) -> None:

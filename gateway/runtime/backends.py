@@ -296,6 +296,7 @@ def _merged(before: EngineReport | None, report: EngineReport) -> EngineReport:
             "kv_tokens",
             "max_loaded",
             "incarnation",
+            "preemptions",
         )
         if getattr(report, name) is None
     }

@@ -1,91 +1,150 @@
-"""The gauges of `/metrics` that are read from their owners at the scrape."""
+"""The figures of `/metrics` that other parts own: read from their owners at the scrape."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import platform
+from collections.abc import Callable, Iterator
 
 from gateway.core.fleet import Backend
+from gateway.core.state import STATES, state_of
 from gateway.engines.base import EngineReport
 from gateway.runtime.backends import Backends
 from gateway.runtime.dispatcher import Dispatcher
-from gateway.runtime.metrics import Gauge, Metrics
+from gateway.runtime.families import Family, Rows
+from gateway.runtime.heartbeat import Heartbeat
+from gateway.runtime.metrics import Metrics
 
 BACKEND, MODEL = ("backend",), ("model",)
-Values = Iterable[tuple[tuple[str, ...], float]]
 
 
-def register(metrics: Metrics, dispatcher: Dispatcher, backends: Backends) -> None:
-    """Tell `metrics` where each gauge's values are."""
-    for gauge in (
+def register(
+    metrics: Metrics,
+    dispatcher: Dispatcher,
+    backends: Backends,
+    heartbeat: Heartbeat,
+    version: str,
+) -> None:
+    """Tell `metrics` where each figure is."""
+    for family in (
         *_ours(dispatcher),
         *_reported(dispatcher, backends),
         *_queues(dispatcher, backends),
+        *_own(metrics, heartbeat, version),
     ):
-        metrics.gauge(gauge)
+        metrics.gauge(family)
 
 
-def _ours(dispatcher: Dispatcher) -> Iterator[Gauge]:
+def _ours(dispatcher: Dispatcher) -> Iterator[Family]:
     """What we count ourselves, by backend."""
     backends = dispatcher.dispatch.backends
 
-    def each(read: Callable[[Backend], float]) -> Callable[[], Values]:
-        return lambda: [((one.name,), float(read(one))) for one in list(backends.values())]
+    def each(read: Callable[[Backend], float]) -> Callable[[], Rows]:
+        return lambda: [((one.name,), float(read(one))) for one in backends.values()]
 
-    yield Gauge("in_flight", "Permits held: our own count.", BACKEND, each(lambda b: b.in_flight))
-    yield Gauge(
+    def states() -> Rows:
+        for one in backends.values():
+            now = state_of(one)
+            for state in STATES:
+                yield (one.name, state), float(state == now)
+
+    yield Family("in_flight", "Permits held: our own count.", BACKEND, each(lambda b: b.in_flight))
+    yield Family(
         "settling",
         "Slots whose request was cancelled and that are not lent again yet.",
         BACKEND,
         each(lambda b: b.settling_permits),
     )
-    yield Gauge("slots", "Most permits lent at once.", BACKEND, each(lambda b: b.slots))
-    yield Gauge("backend_up", "1 when it can take work.", BACKEND, each(lambda b: b.takes_work))
+    yield Family("slots", "Most permits lent at once.", BACKEND, each(lambda b: b.slots))
+    yield Family("backend_up", "1 when it can take work.", BACKEND, each(lambda b: b.takes_work))
+    yield Family("backend_state", "1 for the state it is in.", ("backend", "state"), states)
 
 
-def _reported(dispatcher: Dispatcher, backends: Backends) -> Iterator[Gauge]:
+def _reported(dispatcher: Dispatcher, backends: Backends) -> Iterator[Family]:
     """What engines last said. Missing is not zero: what an engine does not say has no series."""
 
-    def each(read: Callable[[EngineReport], float | None]) -> Callable[[], Values]:
-        def values() -> Values:
-            for name, known in list(backends.known.items()):
+    def each(read: Callable[[EngineReport], float | None]) -> Callable[[], Rows]:
+        def values() -> Rows:
+            for name, known in backends.known.items():
                 value = read(known.report) if known.report is not None else None
                 if value is not None:
                     yield (name,), float(value)
 
         return values
 
-    def ages() -> Values:
+    def ages() -> Rows:
         now = dispatcher.now()
-        for name, known in list(backends.known.items()):
+        for name, known in backends.known.items():
             if known.reported_at is not None:
                 yield (name,), now - known.reported_at
 
-    yield Gauge(
+    yield Family(
         "backend_running", "Requests running, by its last word.", BACKEND, each(lambda r: r.running)
     )
-    yield Gauge(
+    yield Family(
         "backend_waiting",
         "Requests waiting inside the engine, by its last word.",
         BACKEND,
         each(lambda r: r.waiting),
     )
-    yield Gauge(
+    yield Family(
         "backend_kv_used_ratio",
         "Share of its KV cache in use, by its last word.",
         BACKEND,
         each(lambda r: r.kv_used_ratio),
+        fold="max",
     )
-    yield Gauge("backend_report_age_seconds", "Age of its last report.", BACKEND, ages)
+    yield Family("backend_report_age_seconds", "Age of its last report.", BACKEND, ages, fold="max")
+    yield Family(
+        "backend_preemptions",
+        "Requests that the engine had to put back because its KV cache was full, by its own count.",
+        BACKEND,
+        each(lambda r: r.preemptions),
+        "counter",
+    )
 
 
-def _queues(dispatcher: Dispatcher, backends: Backends) -> Iterator[Gauge]:
+def _queues(dispatcher: Dispatcher, backends: Backends) -> Iterator[Family]:
     """Waiting places, by model."""
     dispatch = dispatcher.dispatch
 
-    def each(read: Callable[[frozenset[str]], int]) -> Callable[[], Values]:
+    def each(read: Callable[[frozenset[str]], int]) -> Callable[[], Rows]:
         return lambda: [
             ((name,), float(read(pool.backends))) for name, pool in backends.catalog.pools.items()
         ]
 
-    yield Gauge("queue_depth", "Requests waiting for its backends.", MODEL, each(dispatch.depth))
-    yield Gauge("queue_limit", "Most that may wait for its backends.", MODEL, each(dispatch.limit))
+    yield Family(
+        "queue_depth",
+        "Requests waiting for its backends.",
+        MODEL,
+        each(dispatch.depth),
+        fold="max",
+    )
+    yield Family(
+        "queue_limit",
+        "Most that may wait for its backends.",
+        MODEL,
+        each(dispatch.limit),
+        fold="max",
+    )
+
+
+def _own(metrics: Metrics, heartbeat: Heartbeat, version: str) -> Iterator[Family]:
+    """About the gateway itself."""
+    yield Family(
+        "config_reload_success",
+        "1 when the last reload could be used.",
+        (),
+        lambda: [((), float(metrics.config_ok))],
+    )
+    yield Family(
+        "event_loop_lag_seconds",
+        "Most that a timer of the event loop was late in the last 30 seconds.",
+        (),
+        lambda: [((), heartbeat.lag_s())],
+    )
+    yield Family(
+        "build_info",
+        "1, with the versions that run.",
+        ("version", "python"),
+        lambda: [((version, platform.python_version()), 1.0)],
+    )

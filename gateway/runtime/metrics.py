@@ -1,59 +1,31 @@
-"""Every number that `/metrics` tells, counted in plain Python and turned into Prometheus families at the scrape.
+"""Every number that `/metrics` tells about requests, counted in plain Python.
 
 The hot path touches no label look-ups: a request resolves its `Series` once. Label values come from the configuration
-and the backends only (law 10).
+and the backends only (law 10), and the series of a model, backend or key that is gone go with the next reload. How the
+numbers are told is in `runtime.tables` and `runtime.exposition`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
-from prometheus_client.registry import Collector
-
+from gateway.core.catalog import NONE, OTHER
 from gateway.core.errors import Outcome
 from gateway.core.latency import Window, quantile
+from gateway.runtime.families import Family, Histogram
 
-PREFIX = "slotgate_"
-TTFT_BUCKETS = (
+TTFT_BUCKETS: Final = (
     0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0,
 )  # fmt: skip
-ITL_BUCKETS = (
+ITL_BUCKETS: Final = (
     0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
-Counts = Mapping[Any, int]  # by label values
-WINDOWS = {"1m": 60, "5m": 300}
-
-
-class Histogram:
-    """Cumulative only when told; `observe` is a bisect and two additions."""
-
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, seconds: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, seconds)] += times
-        self.total += seconds * times
-
-    def buckets(self) -> list[tuple[str, float]]:
-        running, out = 0, []
-        for bound, count in zip((*self.bounds, None), self.counts, strict=True):
-            running += count
-            out.append(("+Inf" if bound is None else str(bound), float(running)))
-        return out
+IDLE_BUCKETS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0)  # the router's patience is half a second
+WINDOWS: Final = {"1m": 60, "5m": 300}
+SHED: Final = (Outcome.QUEUE_FULL, Outcome.QUEUE_TIMEOUT, Outcome.NO_BACKEND, Outcome.DRAINING)
 
 
 @dataclass(slots=True, eq=False)
@@ -90,25 +62,15 @@ class Series:
         self.recent.itl.observe(now, share, events)
 
 
-@dataclass(frozen=True, slots=True)
-class Gauge:
-    """A gauge whose values are read at the scrape."""
-
-    name: str
-    help: str
-    labels: tuple[str, ...]
-    read: Callable[[], Iterable[tuple[tuple[str, ...], float]]]
-
-
-class Metrics(Collector):
-    """Owner of all counters. One for the process; given to the registry by `app`."""
+class Metrics:
+    """Owner of all counters of requests. One for the process."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._series: dict[tuple[str, str], Series] = {}
         self._recent: dict[str, Latencies] = {}
-        self._gauges: list[Gauge] = []
+        self.others: list[Family] = []  # what other parts tell
         self.config_ok = True  # the last reload could be used
+        self.all_series: dict[tuple[str, str], Series] = {}  # by model and backend
         self.queue_wait: dict[str, Histogram] = {}
         self.requests: defaultdict[tuple[str, str], int] = defaultdict(int)
         self.key_requests: defaultdict[tuple[str, str], int] = defaultdict(int)
@@ -117,21 +79,25 @@ class Metrics(Collector):
         self.retries: defaultdict[tuple[str, str], int] = defaultdict(int)
         self.backend_errors: defaultdict[tuple[str, str], int] = defaultdict(int)
         self.affinity: defaultdict[tuple[str, ...], int] = defaultdict(int)
+        self.affinity_predicted: defaultdict[str, int] = defaultdict(int)  # tokens, by backend
+        self.affinity_cached: defaultdict[str, int] = defaultdict(int)
+        self.affinity_idle = Histogram(IDLE_BUCKETS)
 
     def series(self, model: str, backend: str) -> Series:
-        found = self._series.get((model, backend))
+        found = self.all_series.get((model, backend))
         if found is None:
             recent = self._recent.setdefault(model, Latencies())
-            found = self._series[model, backend] = Series(recent)
+            found = self.all_series[model, backend] = Series(recent)
         return found
 
     def last_event_at(self, backend: str) -> float | None:
         """When a stream of this backend last brought content: proof of life."""
-        times = [s.last_event_at for (_, name), s in self._series.items() if name == backend]
+        times = [s.last_event_at for (_, name), s in self.all_series.items() if name == backend]
         return max((at for at in times if at is not None), default=None)
 
-    def gauge(self, one: Gauge) -> None:
-        self._gauges.append(one)
+    def gauge(self, one: Family) -> None:
+        """Have a figure of another part told."""
+        self.others.append(one)
 
     def waited(self, model: str, seconds: float) -> None:
         histogram = self.queue_wait.get(model)
@@ -140,94 +106,56 @@ class Metrics(Collector):
         histogram.observe(seconds)
 
     def ended(self, model: str, key: str, outcome: Outcome, *, counts: bool) -> None:
+        """A request has ended. `counts`: it was on a generation or embedding path."""
+        self.key_requests[key, outcome.value] += 1
         if counts:
             self.requests[model, outcome.value] += 1
-        self.key_requests[key, outcome.value] += 1
+            if outcome in SHED:
+                self.shed[model, outcome.value] += 1
 
     def p95(self) -> dict[str, dict[str, dict[str, float | None]]]:
         """By model (and `all`), then window: p95 of `ttft` and `itl` in seconds; None without samples."""
-        now = self._clock()
-        out: dict[str, dict[str, dict[str, float | None]]] = {}
-        together = list(self._recent.values())
-        groups = [*((model, [one]) for model, one in self._recent.items()), ("all", together)]
-        for model, group in groups:
-            out[model] = {
+        return {
+            model: {
                 label: {
-                    "ttft": quantile([one.ttft for one in group], now, 0.95, seconds),
-                    "itl": quantile([one.itl for one in group], now, 0.95, seconds),
+                    "ttft": self.quantile("ttft", group, seconds),
+                    "itl": self.quantile("itl", group, seconds),
                 }
                 for label, seconds in WINDOWS.items()
             }
-        return out
+            for model, group in self.groups()
+        }
 
-    def collect(self) -> Iterator[Metric]:
-        yield from self._counters()
-        yield from self._histograms()
-        yield from self._quantiles()
-        for gauge in self._gauges:
-            family = GaugeMetricFamily(PREFIX + gauge.name, gauge.help, labels=gauge.labels)
-            for labels, value in gauge.read():
-                family.add_metric(labels, value)
-            yield family
+    def groups(self) -> list[tuple[str, list[Latencies]]]:
+        """Whose latencies are told: each model's, and those of all together."""
+        single = [(model, [one]) for model, one in self._recent.items()]
+        return [*single, ("all", list(self._recent.values()))]
 
-    def _counters(self) -> Iterator[Metric]:
-        by_backend = ("model", "backend")
-        series = self._series.items()
-        tables: list[tuple[str, str, tuple[str, ...], Counts]] = [
-            ("requests", "Generation and embedding requests, by how they ended.",
-             ("model", "outcome"), dict(self.requests)),
-            ("key_requests", "Requests of each key, by how they ended.",
-             ("key", "outcome"), dict(self.key_requests)),
-            ("key_tokens", "Tokens of each key.", ("key", "kind"), dict(self.key_tokens)),
-            ("shed", "Requests refused because of load.", ("model", "reason"), dict(self.shed)),
-            ("retries", "Further attempts, by the backend that did not take the request.",
-             ("backend", "reason"), dict(self.retries)),
-            ("backend_errors", "Faults of each backend.",
-             ("backend", "kind"), dict(self.backend_errors)),
-            ("affinity", "Where requests went: to the backend that holds their prefix, or not.",
-             ("result",), dict(self.affinity)),
-            ("prompt_tokens", "Prompt tokens, as engines report them.",
-             by_backend, {k: s.prompt_tokens for k, s in series}),
-            ("cached_prompt_tokens", "Prompt tokens that the engine had cached.",
-             by_backend, {k: s.cached_tokens for k, s in series}),
-            ("generated_tokens", "Generated tokens.",
-             by_backend, {k: s.generated_tokens for k, s in series}),
-        ]  # fmt: skip
-        for name, text, labels, values in tables:
-            family = CounterMetricFamily(PREFIX + name, text, labels=labels)
-            for key, value in values.items():
-                family.add_metric(key, value)
-            yield family
+    def quantile(self, what: str, group: list[Latencies], seconds: int) -> float | None:
+        """p95 of `ttft` or `itl` in the last seconds (one of WINDOWS)."""
+        windows = [one.ttft if what == "ttft" else one.itl for one in group]
+        return quantile(windows, self._clock(), 0.95, seconds)
 
-    def _histograms(self) -> Iterator[Metric]:
-        labels = ("model", "backend")
-        tables: list[tuple[str, str, tuple[str, ...], Mapping[Any, Histogram]]] = [
-            ("ttft_seconds", "From the whole request received to the first content event.",
-             labels, {k: s.ttft for k, s in self._series.items()}),
-            ("itl_seconds", "Between content events; a read with k of them is k gaps of 1/k.",
-             labels, {k: s.itl for k, s in self._series.items()}),
-            ("request_seconds", "From the whole request received to the last byte.",
-             labels, {k: s.request for k, s in self._series.items()}),
-            ("queue_wait_seconds", "Waiting for a slot.",
-             ("model",), {(m,): h for m, h in self.queue_wait.items()}),
-        ]  # fmt: skip
-        for name, text, names, values in tables:
-            family = HistogramMetricFamily(PREFIX + name, text, labels=names)
-            for key, histogram in values.items():
-                family.add_metric(key, histogram.buckets(), sum_value=histogram.total)
-            yield family
+    def keep(self, models: Iterable[str], backends: Iterable[str], keys: Iterable[str]) -> None:
+        """After a reload: forget what was counted for any other model, backend or key."""
+        model_names = {*models, OTHER, NONE}
+        backend_names = set(backends)
+        key_names = {*keys, NONE, "anonymous"}
+        for models_first in (self.requests, self.shed):
+            _drop(models_first, lambda labels: labels[0] not in model_names)
+        for keys_first in (self.key_requests, self.key_tokens):
+            _drop(keys_first, lambda labels: labels[0] not in key_names)
+        for backends_first in (self.retries, self.backend_errors):
+            _drop(backends_first, lambda labels: labels[0] not in backend_names)
+        for by_backend in (self.affinity_predicted, self.affinity_cached):
+            _drop(by_backend, lambda name: name not in backend_names)
+        for by_model in (self.queue_wait, self._recent):
+            _drop(by_model, lambda name: name not in model_names)
+        _drop(
+            self.all_series, lambda both: both[0] not in model_names or both[1] not in backend_names
+        )
 
-    def _quantiles(self) -> Iterator[Metric]:
-        p95 = self.p95()
-        for what, text in (("ttft", "TTFT"), ("itl", "ITL")):
-            family = GaugeMetricFamily(
-                f"{PREFIX}{what}_p95_seconds",
-                f"p95 of {text} over the last minutes; `all` is every model together.",
-                labels=("model", "window"),
-            )
-            for model, windows in p95.items():
-                for window, values in windows.items():
-                    value = values[what]
-                    if value is not None:
-                        family.add_metric((model, window), value)
-            yield family
+
+def _drop(table: dict[Any, Any], is_gone: Callable[[Any], bool]) -> None:
+    for labels in [labels for labels in table if is_gone(labels)]:
+        del table[labels]
