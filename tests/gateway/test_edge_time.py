@@ -65,13 +65,13 @@ async def test_only_an_idle_connection_is_closed() -> None:
         await answer(send)
 
     async with (
-        edge_before(app, keepalive_s=0.4) as server,
+        edge_before(app, keepalive_s=0.8 * slack()) as server,
         await RawClient.connect(server.port) as client,
     ):
-        await client.request("GET", "/?0.9")
+        await client.request("GET", f"/?{1.2 * slack()}")
         assert (await client.response()).status == 200
         for _ in range(4):
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.3 * slack())
             await client.request("GET", "/?0")
             assert (await client.response()).status == 200
         assert await client.ending() == "fin"
@@ -105,14 +105,14 @@ async def test_a_body_that_stops_coming_is_a_408_and_the_app_knows_why() -> None
         ended.extend((await body_of(receive), edge.refusal))
 
     async with (
-        edge_before(app, body_silence_s=0.3) as server,
+        edge_before(app, body_silence_s=1.0 * slack()) as server,
         await RawClient.connect(server.port) as client,
     ):
         request = encode("POST", "/v1/x", body=b"a" * 20)
         await client.send(request[:-10])
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.6 * slack())
         await client.send(b"a")
-        await asyncio.sleep(0.2)  # the clock runs from the last byte
+        await asyncio.sleep(0.6 * slack())  # the clock runs from the last byte
         assert ended == []
         response = await client.response()
         assert response.status == 408
@@ -188,14 +188,14 @@ def test_a_slow_reader_that_gets_on_is_left_in_peace() -> None:
 
     async def main() -> None:
         async with (
-            edge_before(app, write_stall_s=0.5, keepalive_s=0.2, drain_s=0.2) as server,
+            edge_before(app, write_stall_s=slack(), keepalive_s=0.2, drain_s=0.2) as server,
             await RawClient.connect(server.port, rcvbuf=65_536) as client,
         ):
             await client.request("GET", "/")
             await client.head()
-            for _ in range(12):
+            for _ in range(12):  # longer than the stall time in all
                 await client.exactly(1_000_000)
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.15 * slack())
             assert await client.ending() == "fin"
 
     run(main())
