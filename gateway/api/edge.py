@@ -136,10 +136,6 @@ class Edge(asyncio.Protocol):
         self.outflow.pause()
         self._watch.stalled(self.settings.write_stall_s)
 
-    @property
-    def write_paused(self) -> bool:
-        return self.outflow.paused
-
     def resume_writing(self) -> None:
         if self._phase is not _CLOSED:
             self._watch.flowing()

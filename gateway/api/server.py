@@ -78,6 +78,10 @@ class Server:
         """For new certificates: what `load_cert_chain` gives it counts from the next connection on."""
         return self._config.ssl
 
+    def apply(self, settings: EdgeSettings) -> None:
+        """New limits: for every connection at once, save those of heads, which new connections get."""
+        cast("type[Edge]", self._config.http).settings = settings
+
     @property
     def connections(self) -> int:
         """Client connections that are open."""

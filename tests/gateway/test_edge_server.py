@@ -237,6 +237,22 @@ def test_stop_closes_idle_connections_and_breaks_those_that_do_not_end() -> None
     run(main())
 
 
+def test_new_limits_count_without_a_restart() -> None:
+    async def main() -> None:
+        async with edge_before(Echo(), keepalive_s=60) as server:
+            old = await RawClient.connect(server.port)
+            server.apply(EdgeSettings(keepalive_s=0.1, header_kib=1))
+            await old.request("GET", "/")
+            assert (await old.response()).status == 200
+            assert await old.ending() == "fin"
+            old.close()
+            async with await RawClient.connect(server.port) as new:
+                await new.request("GET", "/", {"X-Fill": "a" * 1024})
+                assert (await new.response()).status == 431
+
+    run(main())
+
+
 def test_the_edge_fits_into_plain_uvicorn() -> None:
     """What it borrows: the constructor, the state, `shutdown`, and two look-ups of addresses."""
 
