@@ -160,8 +160,11 @@ def _brotli(pieces: Iterator[bytes | memoryview]) -> Iterator[bytes]:
         yield decoder.process(piece, output_buffer_limit=STEP)
         while not decoder.can_accept_more_data():
             yield decoder.process(b"", output_buffer_limit=STEP)
-    if not decoder.is_finished():
-        _cut("it ends too early")
+    while not decoder.is_finished():  # it keeps output back though it takes more input
+        rest = decoder.process(b"", output_buffer_limit=STEP)
+        if not rest:
+            _cut("it ends too early")
+        yield rest
 
 
 def _zstd(pieces: Iterator[bytes | memoryview]) -> Iterator[bytes]:
