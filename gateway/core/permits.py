@@ -96,6 +96,8 @@ class Permits:
         """Did it go where most of its prefix is?"""
         if not offer.chain.hashes:
             return "none"
+        if price.matched and price.matched + BLOCK_BYTES > offer.chain.size:
+            return "hit"  # nobody can have more
         most = max(self._index.match(name, offer.chain, busy_too=True) for name in offer.pool)
         if most == 0:
             return "miss"

@@ -1,9 +1,14 @@
-"""What dispatch is asked, what it answers, and what it remembers of a request in between."""
+"""What dispatch is asked, what it answers, and what it remembers of a request in between.
+
+What is made for every request is a msgspec Struct: a frozen dataclass takes six times as long to make.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
+
+import msgspec
 
 from gateway.core.cost import Price
 from gateway.core.fairness import Line
@@ -16,8 +21,7 @@ Reason: TypeAlias = Literal[
 Affinity: TypeAlias = Literal["hit", "miss", "moved", "none"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Offer:
+class Offer(msgspec.Struct, frozen=True, eq=False):
     """What dispatch needs to know of a request."""
 
     ticket: int
@@ -32,31 +36,27 @@ class Offer:
     chain: Chain = EMPTY  # its prompt, for the caches; empty: no affinity
 
 
-@dataclass(frozen=True, slots=True)
-class Used:
+class Used(msgspec.Struct, frozen=True):
     """Tokens that an engine reports of one answer. `cached_tokens` None: it does not say."""
 
     prompt_tokens: int
     cached_tokens: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     ticket: int
     backend: str
     price: Price
     affinity: Affinity = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(msgspec.Struct, frozen=True):
     ticket: int
     reason: Reason
     retry_after_s: float  # how long until a place is likely to be free; not yet clamped or spread
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(msgspec.Struct, frozen=True):
     ticket: int
 
 

@@ -7,10 +7,10 @@ Law 7: a 503 or 429 is back-pressure, not a fault; broken connections and runs o
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from secrets import token_hex
+from random import getrandbits
 from types import TracebackType
+
+import msgspec
 
 from gateway.core.catalog import Pool
 from gateway.core.errors import GatewayError, retry_after
@@ -25,15 +25,14 @@ from gateway.runtime.dispatcher import Place
 from gateway.runtime.exchange import Exchange
 from gateway.runtime.metrics import Metrics
 from gateway.runtime.observe import Record
-from gateway.runtime.upstream import Deadlines, Response, UpstreamError
+from gateway.runtime.upstream import Call, Deadlines, Response, UpstreamError
 
 __all__ = ["NACKS", "Forward", "Outgoing", "refusal"]
 
 FAULTS = (500, 502, 504)
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
+class Outgoing(msgspec.Struct, frozen=True, eq=False):
     """What is to be sent, whichever backend it will be."""
 
     exchange: Exchange
@@ -89,27 +88,27 @@ class Forward:
         self._record = record
         self._backends = backends
         self._metrics = metrics
-        self._stack = AsyncExitStack()
+        self._call: Call | None = None  # the attempt whose answer stands
         self._response: Response | None = None  # of the last attempt
 
     async def __aenter__(self) -> Answer:
         try:
             return await self._attempt_all()
         except BaseException:
-            await self._stack.aclose()
+            self._hang_up()
             raise
 
     async def __aexit__(
         self,
-        kind: type[BaseException] | None,
+        _kind: type[BaseException] | None,
         value: BaseException | None,
-        traceback: TracebackType | None,
+        _traceback: TracebackType | None,
     ) -> None:
         if value is not None and isinstance(value.__cause__, UpstreamError):
             self._fault(self._place.backend, value.__cause__)  # it broke while it was relayed
         elif self._response is not None and self._response.ended:
             self._place.finished(served=False)  # whatever became of it here, the engine is done
-        await self._stack.__aexit__(kind, value, traceback)
+        self._hang_up()
 
     async def _attempt_all(self) -> Answer:
         """Attempt after attempt, until an answer stands that is passed on.
@@ -144,7 +143,7 @@ class Forward:
         """Nothing ran: to another backend, or to this one once it has its model."""
         place = self._place
         self._metrics.retries[place.backend, meaning] += 1
-        await self._stack.aclose()
+        self._hang_up()
         if meaning == "loading":
             self._backends.on_loading(place.backend)
         await place.elsewhere(loading=meaning == "loading")
@@ -157,7 +156,7 @@ class Forward:
         headers = to_upstream(
             exchange.headers,
             accept_encoding_identity=outgoing.route.wire is not Wire.JSON,
-            request_id=b"sg-" + token_hex(12).encode(),
+            request_id=b"sg-%024x" % getrandbits(96),  # unique is enough
         )
         call = self._backends.upstreams[backend].open(
             exchange.method,
@@ -167,10 +166,17 @@ class Forward:
             outgoing.body_for(backend),
             outgoing.deadlines,
         )
-        self._response = response = await self._stack.enter_async_context(call)
+        self._response = response = await call.__aenter__()
+        self._call = call
         if response.replayed:
             self._metrics.retries[backend, "stale"] += 1
         return response
+
+    def _hang_up(self) -> None:
+        """Give the connection of the last attempt back, whatever became of it."""
+        call, self._call = self._call, None
+        if call is not None:
+            call.close()
 
     def _fault(self, backend: str, fault: UpstreamError | int) -> None:
         kind = fault.kind if isinstance(fault, UpstreamError) else "status_5xx"

@@ -212,6 +212,10 @@ class Call:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the connection back; what leaving the block does. May be called again."""
         connection, self._connection = self._connection, None
         if connection is not None:
             self._upstream.give_back(connection)
