@@ -14,6 +14,7 @@ from gateway.core.queue import Queue
 from gateway.core.tickets import Waiting
 
 PATIENCE_S = 0.5  # longest that a free slot waits for a request that prefers another backend
+GIVE_UP_S = 0.9 * PATIENCE_S  # a timer may be late
 BATCH_EVERY = 8
 
 
@@ -39,7 +40,7 @@ class Choice:
     def patience_ends(self) -> list[float]:
         """When idle slots that are wanted go to whoever can use them."""
         since = [b.idle_wanted_since for b in self._backends.values()]
-        return [at + PATIENCE_S * 0.9 for at in since if at is not None]
+        return [at + GIVE_UP_S for at in since if at is not None]
 
     def batch_waits_for(self, name: str) -> bool:
         return any(
@@ -157,4 +158,4 @@ class Choice:
 
     def _patience_over(self, now: float, name: str) -> bool:
         since = self._backends[name].idle_wanted_since
-        return since is not None and now - since >= PATIENCE_S * 0.9
+        return since is not None and now >= since + GIVE_UP_S
