@@ -12,12 +12,14 @@ from typing import Any, Self
 
 from gateway import __version__
 from gateway.api.edge import EdgeSettings
+from gateway.api.facts import Sources
 from gateway.api.front import Front
 from gateway.api.local import LocalPages
 from gateway.api.models import ModelPages
 from gateway.api.ollama import OllamaPages
 from gateway.api.server import Server
 from gateway.api.status import Status
+from gateway.core.catalog import NONE
 from gateway.core.config import Config
 from gateway.core.dispatch import Dispatch, Limits
 from gateway.core.errors import GatewayError
@@ -29,6 +31,7 @@ from gateway.runtime.backends import Backends
 from gateway.runtime.dispatcher import Dispatcher
 from gateway.runtime.exposition import Exposition
 from gateway.runtime.heartbeat import Heartbeat
+from gateway.runtime.history import History
 from gateway.runtime.keystore import KeyStore
 from gateway.runtime.log import LineLog
 from gateway.runtime.metrics import Metrics
@@ -87,12 +90,18 @@ class Gateway:
             metrics=self.metrics,
             log=self.log,
         )
-        self._heartbeat = Heartbeat(lambda _now: None)
+        history = History(self.metrics, self.dispatcher, self.backends)
+        self._heartbeat = Heartbeat(history.sample)
         gauges.register(self.metrics, self.dispatcher, self.backends, self._heartbeat, __version__)
         told = tables.families(self.metrics)
         self.exposition = Exposition(lambda: [*told, *self.metrics.others])
         self._watcher = Watcher(self._files, self.reload)
-        self._status = Status(__version__, self.backends, self.dispatcher, self.metrics)
+        self._status = Status(
+            __version__,
+            Sources(
+                self.backends, self.dispatcher, self.metrics, history, self._heartbeat, self.log
+            ),
+        )
         pages = LocalPages(
             self.backends,
             self.exposition,
@@ -104,15 +113,13 @@ class Gateway:
         self.front = Front(self.pipeline, {**pages.table(), **models.table(), **ollama.table()})
         self.server = Server(
             self.front,
-            EdgeSettings(
-                header_kib=int(config.limits.header_kib),
-                keepalive_s=config.keepalive_s,
-                write_stall_s=config.timeouts.write_stall_s,
-            ),
+            _edge_settings(config),
             host=config.listen.host,
             port=config.listen.port,
             tls=config.listen.tls,
+            on_refused=self._refused_at_the_edge,
         )
+        self._library_log = self.log.take_over("slotgate")
 
     @classmethod
     @asynccontextmanager
@@ -178,6 +185,7 @@ class Gateway:
         limits = self.dispatcher.dispatch.limits
         limits.queue, limits.max_wait_s = config.admission.queue, config.admission.max_wait_s
         self.log.set_level(config.log.level)
+        self.server.apply(_edge_settings(config))
         if listen.tls is not None and self.server.tls_context is not None:
             self.server.tls_context.load_cert_chain(listen.tls.cert, listen.tls.key)
         await self.backends.take_up(self.config)
@@ -208,6 +216,7 @@ class Gateway:
         await self.server.stop()
         await self.backends.stop()
         self.dispatcher.close()
+        self._library_log()
         self.log.close()
 
     async def _until_idle(self, seconds: float) -> bool:
@@ -223,8 +232,8 @@ class Gateway:
         for present in list(self.front.active):
             present.stop(GatewayError("draining", "The gateway is shutting down.", retry_after_s=2))
 
-    def status(self) -> dict[str, Any]:
-        return self._status.document(draining=self.pipeline.draining)
+    def status(self, explain: str | None = None) -> dict[str, Any]:
+        return self._status.document(draining=self.pipeline.draining, explain=explain)
 
     def metrics_text(self) -> str:
         return self.exposition.text()
@@ -247,8 +256,24 @@ class Gateway:
             )
         return f"Slotgate is ready at {self.base_url}/v1 | " + " | ".join(found)
 
+    def _refused_at_the_edge(self, error: GatewayError) -> None:
+        """A request so broken that the line never saw it: counted, and told in the log."""
+        row = error.situation
+        self.metrics.ended(NONE, NONE, row.outcome, counts=False)
+        self.log.event(
+            "info", "request", key=NONE, outcome=row.outcome, status=row.status, error=row.code
+        )
+
     def _ring(self) -> KeyRing | None:
         return None if self.keystore is None else self.keystore.ring
+
+
+def _edge_settings(config: Config) -> EdgeSettings:
+    return EdgeSettings(
+        header_kib=int(config.limits.header_kib),
+        keepalive_s=config.keepalive_s,
+        write_stall_s=config.timeouts.write_stall_s,
+    )
 
 
 def serve_forever(
@@ -258,6 +283,7 @@ def serve_forever(
 
     async def run() -> None:
         gateway = Gateway(config, source)
+        gateway.server.catch_signals()  # from here on a signal ends in a drain, not in a death
         await gateway.start()
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, gateway.reload_soon)
         on_ready(gateway)

@@ -8,10 +8,12 @@ for machines, a console form for people.
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
+import traceback
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TextIO
 
@@ -61,6 +63,19 @@ class LineLog:
         if not self._some.is_set():
             self._some.set()
 
+    def take_over(self, name: str) -> Callable[[], None]:
+        """Send what this stdlib logger and those below it say to the same stream. Returns how to stop."""
+        handler, logger = _Lines(self), logging.getLogger(name)
+        before = logger.propagate
+        logger.addHandler(handler)
+        logger.propagate = False
+
+        def stop() -> None:
+            logger.removeHandler(handler)
+            logger.propagate = before
+
+        return stop
+
     def close(self) -> None:
         """Write what is left; waits for at most two seconds."""
         self._closing.set()
@@ -95,6 +110,21 @@ class LineLog:
             if value is not None and name != "event"
         )
         return f"{stamp} {level:<7} {fields.get('event', ''):<10} {shown}\n"
+
+
+class _Lines(logging.Handler):
+    """A record of the stdlib's logging as one line; a traceback is one field of it."""
+
+    def __init__(self, log: LineLog) -> None:
+        super().__init__()
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = record.levelname.lower()
+        fields: dict[str, object] = {"message": record.getMessage()}
+        if record.exc_info:
+            fields["traceback"] = "".join(traceback.format_exception(*record.exc_info))
+        self._log.event(level if level in LEVELS else "error", record.name, **fields)
 
 
 def _plain(value: object) -> str:
