@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import parse_qs
 
 from gateway.api.front import Local
 from gateway.core.errors import Headers
@@ -24,7 +25,7 @@ class LocalPages:
         self,
         backends: Backends,
         exposition: Exposition,
-        status: Callable[[], dict[str, Any]],
+        status: Callable[[str | None], dict[str, Any]],  # with the id of a request to explain
         is_draining: Callable[[], bool],
         *,
         metrics_open: Callable[[], bool],
@@ -65,7 +66,10 @@ class LocalPages:
         await respond(exchange, 200, [(b"content-type", METRICS_TYPE)], text)
 
     async def status(self, exchange: Exchange) -> None:
-        await respond(exchange, 200, JSON, json.dumps(self._status(), default=str).encode())
+        """`?explain=ID`: also why that request went where it went."""
+        explain = parse_qs(exchange.query.decode("latin-1")).get("explain", [None])[0]
+        document = self._status(explain)
+        await respond(exchange, 200, JSON, json.dumps(document, default=str).encode())
 
 
 async def respond(exchange: Exchange, status: int, headers: Headers, body: bytes) -> None:

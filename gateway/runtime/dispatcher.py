@@ -12,6 +12,7 @@ from random import Random
 from types import TracebackType
 from typing import Self
 
+from gateway.core.cost import Price
 from gateway.core.dispatch import (
     Affinity,
     Decision,
@@ -156,6 +157,7 @@ class Place:
         "attempts",
         "backend",
         "offer",
+        "price",
         "queued_s",
         "served",
         "used",
@@ -168,6 +170,7 @@ class Place:
         self.backend = ""
         self.queued_s = 0.0
         self.affinity: Affinity = "none"
+        self.price: Price | None = None  # of the last choice
         self.attempts = 0
         self.served = False
         self.used: Used | None = None
@@ -230,7 +233,7 @@ class Place:
         self._give_back()
 
     def _take(self, since: float, start: Start) -> None:
-        self.backend, self.affinity = start.backend, start.affinity
+        self.backend, self.affinity, self.price = start.backend, start.affinity, start.price
         self.queued_s += self._dispatcher.now() - since
         self.attempts += 1
 

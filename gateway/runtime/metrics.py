@@ -15,6 +15,7 @@ from typing import Any, Final
 from gateway.core.catalog import NONE, OTHER
 from gateway.core.errors import Outcome
 from gateway.core.latency import Window, quantile
+from gateway.runtime.decisions import Decisions
 from gateway.runtime.families import Family, Histogram
 
 TTFT_BUCKETS: Final = (
@@ -70,6 +71,7 @@ class Metrics:
         self._recent: dict[str, Latencies] = {}
         self.others: list[Family] = []  # what other parts tell
         self.config_ok = True  # the last reload could be used
+        self.decisions = Decisions()
         self.all_series: dict[tuple[str, str], Series] = {}  # by model and backend
         self.queue_wait: dict[str, Histogram] = {}
         self.requests: defaultdict[tuple[str, str], int] = defaultdict(int)

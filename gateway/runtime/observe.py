@@ -10,6 +10,7 @@ from typing import Self
 from gateway.core.catalog import NONE
 from gateway.core.errors import GatewayError, Headers, Outcome, status_of
 from gateway.core.figures import Usage
+from gateway.runtime.decisions import Attempt, Decision
 from gateway.runtime.disconnect import ClientGone
 from gateway.runtime.dispatcher import Place
 from gateway.runtime.exchange import Exchange
@@ -23,6 +24,7 @@ class Record:
 
     __slots__ = (
         "_clock",
+        "_decision",
         "_last_at",
         "_log",
         "_metrics",
@@ -63,6 +65,7 @@ class Record:
         self.events = 0
         self.usage: Usage | None = None
         self._place: Place | None = None
+        self._decision: Decision | None = None
         exchange.describe = self.headers
 
     def __enter__(self) -> Self:
@@ -73,6 +76,20 @@ class Record:
         self.backend, self.queued_s, self.affinity = place.backend, place.queued_s, place.affinity
         self._series = self._metrics.series(self.model, place.backend)
         self._place = place
+        self._decided(place)
+
+    def _decided(self, place: Place) -> None:
+        """Remember why, so that it can be explained."""
+        decision = self._decision
+        if decision is None:
+            decision = self._decision = Decision(
+                self.exchange.request_id, self._clock(), self.key, self.model
+            )
+            self._metrics.decisions.keep(decision)
+        if place.price is not None:
+            decision.attempts.append(
+                Attempt(place.backend, place.affinity, place.queued_s, place.price)
+            )
 
     def headers(self) -> Headers:
         """What the client is told of where its request went."""
@@ -116,6 +133,7 @@ class Record:
         self._metrics.ended(self.model, self.key, self.outcome, counts=counts)
         if self._series is not None:
             self._count(self._series)
+        self._explain()
         self._log(self._line())
 
     def _ending(self, error: BaseException | None) -> Outcome:
@@ -146,8 +164,31 @@ class Record:
             series.cached_tokens += cached
             metrics.key_tokens[self.key, "prompt"] += prompt
             metrics.key_tokens[self.key, "cached"] += cached
+            self._compare(usage)
         if self.outcome is Outcome.SERVED:
             series.request.observe(self._clock() - (self.exchange.received_at or self._since))
+
+    def _compare(self, usage: Usage) -> None:
+        """How much of the prompt we believed to be cached, and how much was."""
+        place, cached = self._place, usage.cached_tokens
+        if place is None or place.price is None or cached is None or not place.offer.prompt_bytes:
+            return
+        share = min(1.0, place.price.matched / place.offer.prompt_bytes)
+        metrics = self._metrics
+        metrics.affinity_predicted[place.backend] += round(share * usage.prompt_tokens)
+        metrics.affinity_cached[place.backend] += cached
+
+    def _explain(self) -> None:
+        """Tell the ring how it ended."""
+        decision = self._decision
+        if decision is None:
+            return
+        decision.outcome = self.outcome
+        decision.ttft_s = self.ttft_s
+        decision.seconds = self._clock() - self._since
+        if self.usage is not None:
+            decision.prompt_tokens = self.usage.prompt_tokens
+            decision.cached_tokens = self.usage.cached_tokens
 
     def _line(self) -> dict[str, object]:
         """The request in one line: no prompt, no key, no query."""
