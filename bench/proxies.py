@@ -56,7 +56,7 @@ class Setup:
     """What a proxy is to stand in front of. `slots` per engine, as the operator would tell Slotgate."""
 
     engines: tuple[int, ...]
-    slots: int = 256
+    slots: int = 64
     queue: str = "auto"
     max_wait_s: float = 30.0
 
