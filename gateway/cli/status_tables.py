@@ -1,0 +1,159 @@
+"""The document of `/status` as tables for people."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+Document = dict[str, Any]
+
+COLOURS: Final = {
+    "up": "green", "busy": "green", "sleeping": "cyan", "loading": "yellow", "draining": "yellow",
+    "failing": "red", "down": "red", "bad": "red", "warning": "yellow", "hint": "cyan",
+}  # fmt: skip
+MOST_CELLS: Final = 32
+TERMS: Final = (
+    ("wait_s", "for a slot there"),
+    ("backlog_s", "prompts of others that are ahead of it"),
+    ("own_s", "its own prompt, without what is cached there"),
+    ("cost_s", "expected time to its first token, with what it costs the others"),
+)
+
+
+def overview(document: Document) -> RenderableType:
+    """The whole state on one screen."""
+    parts: list[RenderableType] = [_headline(document)]
+    parts += [
+        Text(f"! {one['text']}", style=COLOURS.get(one["level"], ""))
+        for one in document["findings"]
+    ]
+    parts += [_backends(document["backends"]), _models(document)]
+    if document["keys"]:
+        parts.append(_keys(document["keys"]))
+    return Group(*parts)
+
+
+def explanation(decision: Document) -> RenderableType:
+    """Why one request went where it went."""
+    ended = decision["outcome"] or "still running"
+    head = Text(f"{decision['request_id']}  {decision['model']}  key {decision['key']}: {ended}")
+    table = Table(title_justify="left", box=None, pad_edge=False)
+    table.add_column("")
+    for attempt in decision["attempts"]:
+        table.add_column(attempt["backend"], justify="right")
+    table.add_column("")
+    attempts = decision["attempts"]
+    table.add_row("in line", *(_seconds(one["queued_s"]) for one in attempts), "until it was given")
+    for name, text in TERMS:
+        label = name.removesuffix("_s")
+        table.add_row(label, *(_seconds(one[name]) for one in attempts), text)
+    table.add_row("crowd", *(str(one["crowd"]) for one in attempts), "others that waited for it")
+    table.add_row(
+        "uncached", *(f"{one['uncached_tokens']:,}" for one in attempts), "tokens, expected"
+    )
+    table.add_row("affinity", *(one["affinity"] for one in attempts), "")
+    return Group(head, table, Text(_outcome(decision)))
+
+
+def _outcome(decision: Document) -> str:
+    parts = [f"first token after {_seconds(decision['ttft_s'])}"] if decision["ttft_s"] else []
+    if decision["seconds"] is not None:
+        parts.append(f"ended after {_seconds(decision['seconds'])}")
+    if decision["cached_tokens"] is not None:
+        parts.append(
+            f"{decision['cached_tokens']:,} of {decision['prompt_tokens']:,} prompt tokens were cached"
+        )
+    return "Then: " + (", ".join(parts) or "nothing yet")
+
+
+def _headline(document: Document) -> Text:
+    minute = document["last_minute"]
+    ready = "ready" if document["ready"] else "draining" if document["draining"] else "not ready"
+    line = Text.assemble(
+        ("Slotgate ", "bold"),
+        f"{document['version']}  ",
+        (ready, "green" if document["ready"] else "red"),
+        f"  served {minute['served_per_s']:g}/s  refused {minute['shed_per_s']:g}/s"
+        f"  {minute['generated_tokens_per_s']:g} tokens/s  {document['queued']} waiting",
+    )
+    if minute["cached_share"] is not None:
+        line.append(f"  cached {minute['cached_share']:.0%}")
+    return line
+
+
+def _backends(backends: list[Document]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("backend", "engine", "state", "slots", "cached", "KV", "report"):
+        table.add_column(name)
+    for one in backends:
+        table.add_row(
+            one["name"],
+            one["engine"] or "?",
+            Text(one["state"], style=COLOURS.get(one["state"], "")),
+            _cells(one),
+            _percent(one["cached_share"]),
+            _percent(one["kv_used_ratio"]),
+            "never" if one["report_age_s"] is None else f"{one['report_age_s']:.0f} s ago",
+        )
+    return table
+
+
+def _cells(one: Document) -> Text:
+    """A cell for each slot: ours, settling, others', free."""
+    slots, ours, settling = one["slots"], one["in_flight"], one["settling"]
+    others = min(round(one["others"]), max(0, slots - ours - settling))
+    free = max(0, slots - ours - settling - others)
+    count = f" {ours}/{slots}{' (assumed)' if one['slots_source'] == 'assumed' else ''}"
+    if slots > MOST_CELLS:
+        return Text(count.strip())
+    return Text.assemble(
+        ("■" * ours, "green"), ("▒" * settling, "yellow"), ("■" * others, "magenta"),
+        ("□" * free, "dim"), count,
+    )  # fmt: skip
+
+
+def _models(document: Document) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("model")
+    for name in ("waiting", "TTFT p95 1m", "5m", "ITL p95 1m", "5m", "refused"):
+        table.add_column(name, justify="right")
+    shed = document["shed"]
+    for name in [*document["models"], "all"]:
+        p95 = document["p95"].get(name, {})
+        model = document["models"].get(name)
+        refused = sum(n for why, n in shed.items() if name in ("all", why.rpartition("/")[0]))
+        table.add_row(
+            name,
+            f"{model['queued']}/{model['queue_limit']}" if model else str(document["queued"]),
+            *(
+                _seconds(p95.get(window, {}).get(what))
+                for what in ("ttft", "itl")
+                for window in ("1m", "5m")
+            ),
+            str(refused),
+        )
+    return table
+
+
+def _keys(keys: Document) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("key")
+    for name in ("requests", "served", "prompt tokens", "cached", "generated"):
+        table.add_column(name, justify="right")
+    for name, one in list(keys.items())[:10]:
+        figures = ("requests", "served", "prompt_tokens", "cached_tokens", "generated_tokens")
+        table.add_row(name, *(f"{one.get(figure, 0):,}" for figure in figures))
+    return table
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.0%}"
