@@ -29,6 +29,7 @@ class Choice:
     def next(self, now: float) -> tuple[Waiting, Price] | None:
         """Who starts now, and at what price; None: nobody can, or is better off waiting."""
         if self._queue:
+            self._end_vain_reservations()
             free = {b.name for b in self._backends.values() if b.free > 0}
             if free:
                 return self._choose(now, free)
@@ -86,7 +87,7 @@ class Choice:
     def _accept(
         self, now: float, waiting: Waiting, ready: set[str], promised: dict[str, int]
     ) -> Price | None:
-        prices = self._prices(now, waiting, promised)
+        prices = waiting.prices = self._prices(now, waiting, promised)
         best = cost.cheapest(prices, waiting.offer.conversation)
         self._prefer(waiting, best.backend.name, promised)
         if best.backend.name in ready:
@@ -112,7 +113,8 @@ class Choice:
             backend = self._backends.get(name)
             if backend is not None and backend.takes_work and backend.slots >= offer.permits:
                 crowd = promised.get(name, 0) - (waiting.best == name)
-                busy_too = backend.free < offer.permits
+                free = backend.free_for(offer.ticket)
+                busy_too = free < offer.permits
                 matched = self._index.match(name, offer.chain, busy_too=busy_too)
                 out.append(
                     cost.price(
@@ -122,6 +124,7 @@ class Choice:
                         matched,
                         permits=offer.permits,
                         promised=crowd,
+                        free=free,
                     )
                 )
         return out
@@ -144,17 +147,26 @@ class Choice:
 
     def _reserve(self, now: float, waiting: Waiting, promised: dict[str, int]) -> None:
         """First in order, needs several permits: keep what gets free on its cheapest backend."""
-        ticket = waiting.offer.ticket
-        for backend in self._backends.values():
-            if backend.reserved_by == ticket:
-                if backend.takes_work:
-                    return
-                backend.reserved_by = None
-        prices = self._prices(now, waiting, promised)
-        prices = [one for one in prices if one.backend.reserved_by is None]
+        offer = waiting.offer
+        if any(backend.reserved_by == offer.ticket for backend in self._backends.values()):
+            return
+        prices = [
+            one
+            for one in self._prices(now, waiting, promised)
+            if one.backend.reserved_by is None and one.backend.lendable >= offer.permits
+        ]
         if prices:
-            cheapest = cost.cheapest(prices, waiting.offer.conversation)
-            cheapest.backend.reserved_by = ticket
+            cheapest = cost.cheapest(prices, offer.conversation)
+            cheapest.backend.reserved_by = offer.ticket
+
+    def _end_vain_reservations(self) -> None:
+        """A backend that is down or on trial cannot give so many: kept slots would be lost to all, its ramp too."""
+        for backend in self._backends.values():
+            if backend.reserved_by is None:
+                continue
+            keeper = self._queue.waiting.get(backend.reserved_by)
+            if keeper is None or not backend.takes_work or backend.lendable < keeper.offer.permits:
+                backend.reserved_by = None
 
     def _patience_over(self, now: float, name: str) -> bool:
         since = self._backends[name].idle_wanted_since

@@ -34,11 +34,21 @@ class Price(NamedTuple):
 
 
 def price(
-    backend: Backend, now: float, prompt_bytes: int, matched: int, *, permits: int, promised: int
+    backend: Backend,
+    now: float,
+    prompt_bytes: int,
+    matched: int,
+    *,
+    permits: int,
+    promised: int,
+    free: int,
 ) -> Price:
-    """The cost of this request on this backend now. `promised` is Q_b: others who wait for it."""
+    """The cost of this request on this backend now. `promised` is Q_b: others who wait for it.
+
+    `free`: permits that it could have there now; what is kept for somebody else is not free to it.
+    """
     wait = 0.0
-    if backend.free < permits:
+    if free < permits:
         slots = max(1, backend.lendable)
         wait = (promised + 1 + backend.others(now)) * backend.service_s.value / slots
     own_tokens = round(max(0, prompt_bytes - matched) / backend.bytes_per_token.value)

@@ -23,7 +23,9 @@ def backend(
 
 
 def price(one: Backend, tokens: int = 0, cached: int = 0, **how: Any) -> Price:
-    return cost.price(one, 100.0, tokens * 4, cached * 4, **{"permits": 1, "promised": 0, **how})
+    return cost.price(
+        one, 100.0, tokens * 4, cached * 4, **{"permits": 1, "promised": 0, "free": one.free, **how}
+    )
 
 
 def test_with_a_free_slot_it_is_the_uncached_part_of_the_prompt() -> None:

@@ -181,6 +181,31 @@ def test_what_was_kept_is_free_when_who_it_was_kept_for_is_gone(how: str) -> Non
     assert second in desk.running
 
 
+def test_nobody_waits_for_a_slot_that_is_kept_for_somebody_else_while_another_is_free() -> None:
+    """Also when its cache is there: to this request the slot is busy."""
+    desk = Desk(queue=9, a=2, b=1)
+    chain = chain_of([b"x" * 2048])
+    desk.end(desk.offer(pool="a", prompt_bytes=2048, chain=chain), after_s=5.0)
+    desk.offer(pool="a")
+    wide = desk.offer("bob", pool="a", permits=2)
+    warm = desk.offer("cat", pool="ab", prompt_bytes=2048, chain=chain)
+    assert desk.waits(wide)
+    assert desk.running[warm] == "b"
+
+
+def test_on_trial_no_slot_is_kept_for_a_request_that_needs_more_than_the_ramp_gives() -> None:
+    """Else the one trial slot would idle, and the ramp would never rise to what is waited for."""
+    desk = Desk(queue=9, a=4)
+    desk.dispatch.failed(desk.now, "a", at_once=True)
+    desk.report("a")
+    wide = desk.offer("bob", permits=2)
+    small = desk.offers(3, "cat")
+    assert desk.waits(wide)
+    assert small[0] in desk.running
+    desk.end(small[0])
+    assert wide in desk.running
+
+
 # ------------------------------------------------------------------ settling
 
 
