@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.api.facts import Sources, facts_of, slots_source
+from gateway.core.cost import Price
 from gateway.core.diagnosis import Facts, findings
 from gateway.core.fleet import Backend
 from gateway.core.state import state_of
@@ -170,11 +171,19 @@ def _decision(now: float, one: Decision) -> dict[str, Any]:
 
 
 def _attempt(one: Attempt) -> dict[str, Any]:
-    price = one.price
+    others = [price for price in one.prices if price is not one.price]
     return {
-        "backend": one.backend,
         "affinity": one.affinity,
         "queued_s": round(one.queued_s, 4),
+        **_price(one.price),
+        "others": [_price(price) for price in sorted(others, key=lambda price: price.total_s)],
+    }
+
+
+def _price(price: Price) -> dict[str, Any]:
+    """The terms of `core.cost`, in seconds."""
+    return {
+        "backend": price.backend.name,
         "cost_s": _rounded(price.total_s),
         "wait_s": _rounded(price.wait_s),
         "backlog_s": _rounded(price.backlog_s),

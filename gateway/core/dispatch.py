@@ -272,5 +272,7 @@ class Dispatch:
                 backend.since_batch = 0
             elif self._choice.batch_waits_for(backend.name):
                 backend.since_batch += 1
-            decisions.append(Start(waiting.offer.ticket, backend.name, price, affinity))
+            decisions.append(
+                Start(waiting.offer.ticket, backend.name, price, affinity, waiting.prices)
+            )
         return decisions

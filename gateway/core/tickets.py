@@ -48,6 +48,7 @@ class Start(msgspec.Struct, frozen=True):
     backend: str
     price: Price
     affinity: Affinity = "none"
+    prices: list[Price] = []  # of all backends that it could have gone to, to explain the choice
 
 
 class Refuse(msgspec.Struct, frozen=True):
@@ -84,6 +85,7 @@ class Waiting:
     tried: frozenset[str] = frozenset()
     best: str | None = None  # its own cheapest backend at the last look
     overdue: bool = False
+    prices: list[Price] = field(default_factory=list)  # at the last look
     matches: dict[str, tuple[int, bool, int]] = field(
         default_factory=dict
     )  # owned by `core.choice`

@@ -23,6 +23,7 @@ class Attempt(msgspec.Struct, frozen=True):
     affinity: str
     queued_s: float  # in line, until this attempt
     price: Price
+    prices: list[Price]  # of all that it was chosen from, this one too
 
 
 class Decision(msgspec.Struct, eq=False):

@@ -158,6 +158,7 @@ class Place:
         "backend",
         "offer",
         "price",
+        "prices",
         "queued_s",
         "served",
         "used",
@@ -171,6 +172,7 @@ class Place:
         self.queued_s = 0.0
         self.affinity: Affinity = "none"
         self.price: Price | None = None  # of the last choice
+        self.prices: list[Price] = []  # of all that it was chosen from
         self.attempts = 0
         self.served = False
         self.used: Used | None = None
@@ -233,7 +235,8 @@ class Place:
         self._give_back()
 
     def _take(self, since: float, start: Start) -> None:
-        self.backend, self.affinity, self.price = start.backend, start.affinity, start.price
+        self.backend, self.affinity = start.backend, start.affinity
+        self.price, self.prices = start.price, start.prices
         self.queued_s += self._dispatcher.now() - since
         self.attempts += 1
 

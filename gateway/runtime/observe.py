@@ -88,7 +88,7 @@ class Record:
             self._metrics.decisions.keep(decision)
         if place.price is not None:
             decision.attempts.append(
-                Attempt(place.backend, place.affinity, place.queued_s, place.price)
+                Attempt(place.backend, place.affinity, place.queued_s, place.price, place.prices)
             )
 
     def headers(self) -> Headers:
