@@ -36,7 +36,9 @@ def is_form(route: Route, content_type: str) -> bool:
 
 
 def with_model(route: Route, body: bytes, content_type: str, model: str) -> bytes:
-    """The body with another model's name; every other byte stays."""
+    """The body with another model's name; every other byte stays. That of a GET names none."""
+    if route.method == "GET":
+        return body
     if is_form(route, content_type):
         return replace_multipart_model(body, content_type, model)
     if route.path == SHOW:

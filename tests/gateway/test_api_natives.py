@@ -110,6 +110,7 @@ async def test_props_are_those_of_the_model_that_the_query_names() -> None:
     ):
         for query in ("model=b&autoload=false", "model=coder&autoload=false"):
             answer = await slotgate.client.get(f"/props?{query}")
+            assert answer.status_code == 200, answer.text
             assert answer.json()["model_alias"] == "b"
             assert answer.headers["x-slotgate-backend"] == "b2"
             assert [r.query for r in two.received if r.query] == ["model=b&autoload=false"] * (

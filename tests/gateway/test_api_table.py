@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -52,6 +52,7 @@ class Table:
     slotgate: Running
     engine: FakeEngine
     number: int = 0
+    outcomes: dict[str, str] = field(default_factory=dict)
 
     @property
     def streams(self) -> bool:
@@ -86,17 +87,23 @@ class Table:
         async with self.asking(key, **fields) as client:
             return await client.response()
 
-    async def ends_as(self, outcome: str, request_id: str | None = None) -> None:
-        """The log says so, once."""
-        wanted = request_id or self.id
+    def ends_as(self, outcome: str, request_id: str | None = None) -> None:
+        """What the log must say of this request in the end: `check_outcomes`."""
+        self.outcomes[request_id or self.id] = outcome
 
-        def lines() -> list[dict[str, Any]]:
-            found = [line for line in self.slotgate.log.getvalue().splitlines() if wanted in line]
-            documents = [json.loads(line) for line in found]
-            return [line for line in documents if line.get("request_id") == wanted]
+    async def check_outcomes(self) -> None:
+        """Each request ended as it should, and said so once."""
 
-        await eventually(lines, why=f"{wanted} is not in the log")
-        assert [line["outcome"] for line in lines()] == [outcome]
+        def found() -> list[tuple[str, str]]:
+            lines = self.slotgate.log.getvalue().splitlines()
+            logged = [json.loads(line) for line in lines if '"request_id":"request-' in line]
+            ended = [(line["request_id"], line["outcome"]) for line in logged]
+            return sorted(one for one in ended if one[0] in self.outcomes)
+
+        wanted = sorted(self.outcomes.items())
+        with contextlib.suppress(AssertionError):
+            await eventually(lambda: len(found()) >= len(wanted), within_s=2)
+        assert found() == wanted
 
     def check_refusal(self, answer: RawResponse, code: str) -> None:
         """A refusal of ours in the family's form."""
@@ -135,7 +142,7 @@ async def answered(table: Table) -> None:
     assert answer.header("x-slotgate-estimated") is None
     assert answer.header("x-request-id") == table.id
     assert answer.header("server") in {None, "llama.cpp"}
-    await table.ends_as("served")
+    table.ends_as("served")
 
 
 async def streamed(table: Table) -> None:
@@ -146,27 +153,27 @@ async def streamed(table: Table) -> None:
     assert answer.body == bytes(table.engine.requests[-1].sent)
     assert answer.header("cache-control") == "no-cache, no-transform"
     assert answer.header("x-accel-buffering") == "no"
-    await table.ends_as("served")
+    table.ends_as("served")
 
 
 async def without_a_key(table: Table) -> None:
     answer = await table.ask(None)
     table.check_refusal(answer, "invalid_api_key")
     assert answer.header("www-authenticate") == "Bearer"
-    await table.ends_as("unauthorized")
+    table.ends_as("unauthorized")
 
 
 async def with_a_key_for_other_models(table: Table) -> None:
     answer = await table.ask("bob")
     table.check_refusal(answer, "model_not_allowed")
-    await table.ends_as("forbidden")
+    table.ends_as("forbidden")
 
 
 async def for_an_unknown_model(table: Table) -> None:
     answer = await table.ask(model="mm")
     table.check_refusal(answer, "model_not_found")
     assert b"'m'" in answer.body
-    await table.ends_as("unknown_model")
+    table.ends_as("unknown_model")
 
 
 async def with_a_broken_body(table: Table) -> None:
@@ -177,7 +184,7 @@ async def with_a_broken_body(table: Table) -> None:
     async with await RawClient.connect(table.slotgate.port) as client:
         await client.request("POST", table.route.path, headers, b'{"model": "m"')
         table.check_refusal(await client.response(), "invalid_json")
-    await table.ends_as("bad_request")
+    table.ends_as("bad_request")
 
 
 async def with_too_large_a_body(table: Table) -> None:
@@ -186,7 +193,7 @@ async def with_too_large_a_body(table: Table) -> None:
     answer = await table.ask(user=LARGE)
     table.check_refusal(answer, "body_too_large")
     assert b"limits.body_mib" in answer.body
-    await table.ends_as("bad_request")
+    table.ends_as("bad_request")
 
 
 async def above_a_keys_own_limit(table: Table) -> None:
@@ -201,10 +208,10 @@ async def above_a_keys_own_limit(table: Table) -> None:
         answer = await table.ask("carl")
         table.check_refusal(answer, "key_concurrency")
         table.check_retry_after(answer)
-        await table.ends_as("key_limit")
+        table.ends_as("key_limit")
         release.set()
         assert (await first.response()).status == 200
-    await table.ends_as("served", first_id)
+    table.ends_as("served", first_id)
 
 
 async def with_all_slots_taken(table: Table) -> None:
@@ -223,10 +230,10 @@ async def with_all_slots_taken(table: Table) -> None:
             table.check_refusal(answer, "gateway_queue_full")
             table.check_retry_after(answer)
             assert b"overloaded" in answer.body
-            await table.ends_as("queue_full")
+            table.ends_as("queue_full")
         else:
             assert answer.status == 200
-            await table.ends_as("served")
+            table.ends_as("served")
         release.set()
         for client in clients:
             await client.response()
@@ -241,7 +248,7 @@ async def refused_by_the_engine(table: Table) -> None:
         answer = await table.ask()
         assert (answer.status, answer.json()) == (status, {"error": {"message": f"no {status}"}})
         assert answer.header("x-slotgate-backend") == "b1"
-        await table.ends_as("upstream_refused")
+        table.ends_as("upstream_refused")
 
 
 async def with_an_engine_that_is_busy(table: Table) -> None:
@@ -252,7 +259,7 @@ async def with_an_engine_that_is_busy(table: Table) -> None:
         answer = await table.ask()
         assert (answer.status, answer.json()) == (status, {"error": "busy"})
         assert 1 <= int(answer.header("retry-after") or 0) <= 60
-        await table.ends_as("upstream_refused")
+        table.ends_as("upstream_refused")
 
 
 async def with_an_engine_that_refuses_our_key(table: Table) -> None:
@@ -262,7 +269,7 @@ async def with_an_engine_that_refuses_our_key(table: Table) -> None:
     answer = await table.ask()
     table.check_refusal(answer, "upstream_auth")
     assert b"secret" not in answer.body
-    await table.ends_as("upstream_failed")
+    table.ends_as("upstream_failed")
 
 
 async def with_an_engine_that_breaks_before_its_first_byte(table: Table) -> None:
@@ -272,11 +279,11 @@ async def with_an_engine_that_breaks_before_its_first_byte(table: Table) -> None
     answer = await table.ask()
     if table.route.estimated:
         assert (answer.status, answer.header("x-slotgate-estimated")) == (200, "true")
-        await table.ends_as("served")
+        table.ends_as("served")
         return
     table.check_refusal(answer, "upstream_failed_ran")
     assert answer.header("x-should-retry") == "false"
-    await table.ends_as("upstream_failed")
+    table.ends_as("upstream_failed")
 
 
 async def with_an_engine_that_breaks_after_its_first_byte(table: Table) -> None:
@@ -287,14 +294,14 @@ async def with_an_engine_that_breaks_after_its_first_byte(table: Table) -> None:
     answer = await table.ask()
     assert (answer.status, answer.body) == (200, b'{"half')
     assert answer.ended != "whole"
-    await table.ends_as("upstream_broke")
+    table.ends_as("upstream_broke")
     if table.streams:
         path = table.route.path
         table.engine.script(chat_stream(2, path=path, whole=False, then=RST))
         answer = await table.ask(stream=True)
         assert answer.ended == "whole"
         assert b"error" in answer.body.rstrip().rsplit(b"\n", 1)[-1]
-        await table.ends_as("upstream_broke")
+        table.ends_as("upstream_broke")
 
 
 async def with_a_client_that_leaves_before_the_first_byte(table: Table) -> None:
@@ -305,7 +312,7 @@ async def with_a_client_that_leaves_before_the_first_byte(table: Table) -> None:
     async with table.asking() as client:
         seen = await table.engine.until_requests(asked + 1)
         client.rst()
-    await table.ends_as("client_gone")
+    table.ends_as("client_gone")
     await table.engine.until(lambda: seen.gone_at is not None)
 
 
@@ -318,7 +325,8 @@ async def with_a_client_that_leaves_after_the_first_byte(table: Table) -> None:
     async with table.asking() as client:
         await client.until(b'{"half')
         client.fin()
-        await table.ends_as("client_gone")
+        await client.ending()
+    table.ends_as("client_gone")
     seen = await table.engine.until_requests(asked + 1)
     await table.engine.until(lambda: seen.gone_at is not None)
 
@@ -332,7 +340,7 @@ async def while_draining(table: Table) -> None:
     table.check_refusal(answer, "draining")
     table.check_retry_after(answer)
     assert answer.header("connection") == "close"
-    await table.ends_as("draining")
+    table.ends_as("draining")
 
 
 async def with_no_backend_up(table: Table) -> None:
@@ -343,11 +351,11 @@ async def with_no_backend_up(table: Table) -> None:
     if table.route.estimated:
         assert (answer.status, answer.header("x-slotgate-estimated")) == (200, "true")
         assert answer.json()["input_tokens"] > 0
-        await table.ends_as("served")
+        table.ends_as("served")
         return
     table.check_refusal(answer, "no_backend")
     assert answer.header("retry-after") == "5"
-    await table.ends_as("no_backend")
+    table.ends_as("no_backend")
 
 
 SITUATION_ORDER: list[Callable[[Table], Awaitable[None]]] = [
@@ -391,6 +399,7 @@ async def test_every_path_in_every_situation(path: str) -> None:
         for situation in SITUATION_ORDER:
             with _named(f"{path}, {situation.__name__}"):
                 await situation(table)
+        await table.check_outcomes()
         await eventually(lambda: _is_idle(table))
         upstream = slotgate.gateway.backends.upstreams["b1"]
         await eventually(lambda: upstream.open_connections == upstream.idle)
