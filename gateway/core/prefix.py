@@ -177,8 +177,10 @@ class Sequences:
     def match(self, chain: Chain, *, busy_too: bool) -> int:
         best = 0
         for slot in self._slots:
-            if slot.size and (busy_too or slot.ticket is None):
+            if slot.size > best and (busy_too or slot.ticket is None):
                 best = max(best, slot.common(chain))
+                if best == chain.size:
+                    return best
         for saved in self._ram.values():
             common = saved.common(chain)
             if common > best and common >= RESTORE_ABOVE * saved.size:
@@ -190,8 +192,10 @@ class Sequences:
         idle = [slot for slot in self._slots if slot.ticket is None]
         if not idle:  # more than we know of: nothing can be said about it
             return
-        slot = max(idle, key=lambda one: one.common(chain))
-        common = slot.common(chain)
+        slot, common = idle[0], 0
+        for one in idle:
+            if one.size > common and (shared := one.common(chain)) > common:
+                slot, common = one, shared
         if common <= TAKE_OVER * chain.size:
             slot = min(idle, key=lambda one: one.used)
             common = slot.common(chain)
