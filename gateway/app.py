@@ -12,6 +12,7 @@ from random import SystemRandom
 from typing import Any, Self
 
 from gateway import __version__
+from gateway.api.dashboard.page import DashboardPage
 from gateway.api.edge import EdgeSettings
 from gateway.api.facts import Sources
 from gateway.api.front import Front
@@ -111,7 +112,11 @@ class Gateway:
             metrics_open=lambda: self.config.auth.metrics == "open",
         )
         models, ollama = ModelPages(self.backends), OllamaPages(self.backends)
-        self.front = Front(self.pipeline, {**pages.table(), **models.table(), **ollama.table()})
+        dashboard = DashboardPage(lambda: self.keystore is not None)
+        self.front = Front(
+            self.pipeline,
+            {**pages.table(), **dashboard.table(), **models.table(), **ollama.table()},
+        )
         self.server = Server(
             self.front,
             _edge_settings(config),

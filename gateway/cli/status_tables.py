@@ -15,11 +15,12 @@ COLOURS: Final = {
     "failing": "red", "down": "red", "bad": "red", "warning": "yellow", "hint": "cyan",
 }  # fmt: skip
 MOST_CELLS: Final = 32
+MOST_OTHERS: Final = 6
 TERMS: Final = (
-    ("wait_s", "for a slot there"),
+    ("cost_s", "expected time to its first token, with what it costs the others: the sum of"),
+    ("wait_s", "until a slot is free there"),
     ("backlog_s", "prompts of others that are ahead of it"),
     ("own_s", "its own prompt, without what is cached there"),
-    ("cost_s", "expected time to its first token, with what it costs the others"),
 )
 
 
@@ -37,25 +38,43 @@ def overview(document: Document) -> RenderableType:
 
 
 def explanation(decision: Document) -> RenderableType:
-    """Why one request went where it went."""
+    """Why one request went where it went: what each backend was expected to cost, the chosen one first."""
     ended = decision["outcome"] or "still running"
-    head = Text(f"{decision['request_id']}  {decision['model']}  key {decision['key']}: {ended}")
-    table = Table(title_justify="left", box=None, pad_edge=False)
+    head = f"{decision['request_id']}  {decision['model']}  key {decision['key']}: {ended}"
+    parts: list[RenderableType] = [Text(head, style="bold")]
+    for number, attempt in enumerate(decision["attempts"], 1):
+        parts.append(
+            Text(
+                f"Attempt {number}: after {_seconds(attempt['queued_s'])} in line to {attempt['backend']}, "
+                f"affinity {attempt['affinity']}"
+            )
+        )
+        parts.append(_costs(attempt))
+    return Group(*parts, Text(_outcome(decision)))
+
+
+def _costs(attempt: Document) -> Table:
+    """The terms of the cost as rows, backends as columns."""
+    columns = [attempt, *attempt["others"][:MOST_OTHERS]]
+    table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")
-    for attempt in decision["attempts"]:
-        table.add_column(attempt["backend"], justify="right")
+    for one in columns:
+        table.add_column(one["backend"], justify="right")
     table.add_column("")
-    attempts = decision["attempts"]
-    table.add_row("in line", *(_seconds(one["queued_s"]) for one in attempts), "until it was given")
     for name, text in TERMS:
-        label = name.removesuffix("_s")
-        table.add_row(label, *(_seconds(one[name]) for one in attempts), text)
-    table.add_row("crowd", *(str(one["crowd"]) for one in attempts), "others that waited for it")
+        figures = (_seconds(one[name]) for one in columns)
+        table.add_row(name.removesuffix("_s"), *figures, Text(text, style="dim"))
     table.add_row(
-        "uncached", *(f"{one['uncached_tokens']:,}" for one in attempts), "tokens, expected"
+        "uncached",
+        *(f"{one['uncached_tokens']:,}" for one in columns),
+        Text("tokens of its prompt, by our reckoning", style="dim"),
     )
-    table.add_row("affinity", *(one["affinity"] for one in attempts), "")
-    return Group(head, table, Text(_outcome(decision)))
+    table.add_row(
+        "crowd",
+        *(str(one["crowd"]) for one in columns),
+        Text("others that wait for it", style="dim"),
+    )
+    return table
 
 
 def _outcome(decision: Document) -> str:
