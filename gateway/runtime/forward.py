@@ -106,7 +106,7 @@ class Forward:
     ) -> None:
         if value is not None and isinstance(value.__cause__, UpstreamError):
             self._fault(self._place.backend, value.__cause__)  # it broke while it was relayed
-        elif self._response is not None and self._response.ended:
+        elif value is not None and self._response is not None and self._response.ended:
             self._place.finished(served=False)  # whatever became of it here, the engine is done
         self._hang_up()
 

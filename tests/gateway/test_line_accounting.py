@@ -138,3 +138,13 @@ async def test_timeouts_of_the_engine_never_lock_a_key() -> None:
             assert answer.headers["x-should-retry"] == "false"
         assert (await slotgate.chat()).status_code == 200
         assert await slotgate.outcomes() == {"upstream_timeout": 10, "served": 1}
+
+
+@in_loop
+async def test_what_was_served_teaches_how_long_a_permit_is_held() -> None:
+    """Else a Retry-After and an expected wait would be those of the prior, ten seconds each."""
+    async with FakeEngine(slots=2) as engine, running_gateway(engine) as slotgate:
+        for stream in (True, False):
+            await slotgate.chat(stream=stream)
+        backend = (await slotgate.status())["backends"][0]
+        assert 0 < backend["service_s"] < 2
