@@ -11,7 +11,7 @@ from gateway.core.state import state_of
 from gateway.runtime.backends import Backends, Known
 from gateway.runtime.dispatcher import Dispatcher
 from gateway.runtime.heartbeat import Heartbeat
-from gateway.runtime.history import History, Sample
+from gateway.runtime.history import History
 from gateway.runtime.log import LineLog
 from gateway.runtime.metrics import Metrics
 
@@ -33,10 +33,12 @@ def facts_of(sources: Sources) -> Facts:
     """What the last minute was like."""
     now = sources.dispatcher.now()
     before, latest = sources.history.last_minute(now)
+    preemptions = sources.history.grown(now, lambda one: one.preemptions)
+    errors = sources.history.grown(now, lambda one: one.errors)
     streams, placed = latest.streams - before.streams, latest.placed - before.placed
     return Facts(
         backends=tuple(
-            _backend(now, known, backend, before, latest)
+            _backend(now, known, backend, preemptions.get(name, 0), errors.get(name, 0))
             for name, known in sources.backends.known.items()
             if (backend := sources.dispatcher.dispatch.backends.get(name)) is not None
         ),
@@ -63,23 +65,16 @@ def slots_source(known: Known) -> str:
 
 
 def _backend(
-    now: float, known: Known, backend: Backend, before: Sample, latest: Sample
+    now: float, known: Known, backend: Backend, preemptions: int, errors: int
 ) -> BackendFacts:
-    name = backend.name
     return BackendFacts(
-        name=name,
+        name=backend.name,
         state=state_of(backend),
         slots=backend.slots,
         slots_assumed=slots_source(known) == "assumed",
         report_age_s=None if known.reported_at is None else now - known.reported_at,
         others=backend.others(now),
         kv_used_ratio=known.report.kv_used_ratio if known.report is not None else None,
-        preemptions=_more(before.preemptions, latest.preemptions, name),
-        errors=_more(before.errors, latest.errors, name),
+        preemptions=preemptions,
+        errors=errors,
     )
-
-
-def _more(before: dict[str, int], latest: dict[str, int], name: str) -> int:
-    """By how much a count grew; nothing when the backend was not there before, or has counted anew."""
-    now = latest.get(name, 0)
-    return max(0, now - before.get(name, now))

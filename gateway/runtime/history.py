@@ -80,6 +80,15 @@ class History:
         oldest = next((one for one in self._samples if one.at >= now - MINUTE_S - 1), latest)
         return oldest, latest
 
+    def grown(self, now: float, read: Callable[[Sample], dict[str, int]]) -> dict[str, int]:
+        """By backend: how much a count grew in the last minute, since it was first told."""
+        first: dict[str, int] = {}
+        for one in self._samples:
+            if one.at >= now - MINUTE_S - 1:
+                first = read(one) | first
+        latest = read(self._read(now))
+        return {name: max(0, count - first.get(name, count)) for name, count in latest.items()}
+
     def queue_full_share(self, now: float) -> float:
         """In which share of the seconds of the last minute a queue was full."""
         recent = [one.queue_full for one in self._samples if one.at >= now - MINUTE_S]
@@ -103,7 +112,7 @@ class History:
             generated_tokens=sum(one.generated_tokens for one in series),
             queue_full=self._is_full(),
             preemptions=self._preemptions(),
-            errors=_by_first(metrics.backend_errors),
+            errors=dict.fromkeys(self._backends.known, 0) | _by_first(metrics.backend_errors),
         )
 
     def _point(self, now: float) -> Point:
