@@ -216,12 +216,17 @@ class Pipeline:
             prompt_bytes=request.prompt_bytes,
             conversation=conversation_of(exchange.headers, request.prompt_cache_key, pieces),
             chain=chain_of(pieces, pool.name) if pieces else EMPTY,
+            max_tokens=request.max_tokens if self._makes_text(exchange) else 0,
+            ids=pool.ids,
         )
 
     def _has_affinity(self, exchange: Exchange) -> bool:
-        """Embeddings and the like leave nothing in a cache."""
-        route = exchange.route
-        return self.config.routing.affinity and route is not None and route.wire is not Wire.JSON
+        return self.config.routing.affinity and self._makes_text(exchange)
+
+    @staticmethod
+    def _makes_text(exchange: Exchange) -> bool:
+        """Embeddings and the like leave nothing in a cache, and make no tokens."""
+        return exchange.route is not None and exchange.route.wire is not Wire.JSON
 
     def _outgoing(
         self, route: Route, pool: Pool, request: ParsedRequest, body: bytes, record: Record

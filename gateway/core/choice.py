@@ -9,6 +9,7 @@ from __future__ import annotations
 from gateway.core import cost
 from gateway.core.cost import Price
 from gateway.core.fleet import Backend
+from gateway.core.openings import Openings
 from gateway.core.prefix import PrefixIndex
 from gateway.core.queue import Queue
 from gateway.core.tickets import Waiting
@@ -25,6 +26,7 @@ class Choice:
         self._backends = backends
         self._index = index
         self._queue = queue
+        self._openings = Openings(backends, queue)
 
     def next(self, now: float) -> tuple[Waiting, Price] | None:
         """Who starts now, and at what price; None: nobody can, or is better off waiting."""
@@ -52,37 +54,38 @@ class Choice:
     def _choose(self, now: float, free: set[str]) -> tuple[Waiting, Price] | None:
         """The first waiting request, in fairness order, whose own cheapest backend has a slot for it.
 
-        1 it cannot start on what is free: the next one; if it needs several slots and is first, it reserves
+        1 it cannot start on what is free: the next one; if it is first and needs several slots, or what runs there
+          has to end before it (`core.openings`), it reserves
         2 its cheapest backend has the slots: start there
         3 it was overtaken enough, or a slot it could use has been idle for half a second: start on that one
         4 it is better off waiting for its warm backend: the next one
         """
+        self._openings.look()
         due = {n for n in free if self._backends[n].since_batch >= BATCH_EVERY - 1}
         wanted: set[str] = set()
         ahead: set[str] = set()
         promised = self._promised()
         for waiting in self._queue.lines.order(batch_first=bool(due)):
-            ready = self._ready(waiting, free, due)
+            ready = self._ready(now, waiting, free, due)
             if ready:
                 price = self._accept(now, waiting, ready, promised)
                 if price is not None:
                     return waiting, price
                 wanted |= ready
-            elif waiting.offer.permits > 1 and not ahead & waiting.offer.pool:
-                self._reserve(now, waiting, promised)
+            elif not ahead & waiting.offer.pool:
+                self._reserve(now, waiting, free, promised)
             ahead |= waiting.offer.pool
         self._watch_idle(now, free, wanted)
         return None
 
-    def _ready(self, waiting: Waiting, free: set[str], due: set[str]) -> set[str]:
+    def _ready(self, now: float, waiting: Waiting, free: set[str], due: set[str]) -> set[str]:
         """Backends that have all the slots it needs, now."""
         offer = waiting.offer
         usable = free & (offer.pool - waiting.tried)
         if due and waiting.line.batch:
             usable &= due
-        return {
-            name for name in usable if self._backends[name].free_for(offer.ticket) >= offer.permits
-        }
+        free_for, backends = self._openings.free_for, self._backends
+        return {name for name in usable if free_for(now, waiting, backends[name]) >= offer.permits}
 
     def _accept(
         self, now: float, waiting: Waiting, ready: set[str], promised: dict[str, int]
@@ -113,7 +116,7 @@ class Choice:
             backend = self._backends.get(name)
             if backend is not None and backend.takes_work and backend.slots >= offer.permits:
                 crowd = promised.get(name, 0) - (waiting.best == name)
-                free = backend.free_for(offer.ticket)
+                free = self._openings.free_for(now, waiting, backend)
                 busy_too = free < offer.permits
                 matched = self._index.match(name, offer.chain, busy_too=busy_too)
                 out.append(
@@ -125,6 +128,7 @@ class Choice:
                         permits=offer.permits,
                         promised=crowd,
                         free=free,
+                        must_load=backend.must_load(offer.model_on(name)),
                     )
                 )
         return out
@@ -145,19 +149,29 @@ class Choice:
             promised[best] = promised.get(best, 0) + 1
             waiting.best = best
 
-    def _reserve(self, now: float, waiting: Waiting, promised: dict[str, int]) -> None:
-        """First in order, needs several permits: keep what gets free on its cheapest backend."""
+    def _reserve(
+        self, now: float, waiting: Waiting, free: set[str], promised: dict[str, int]
+    ) -> None:
+        """First in order, but what is free is not enough: keep what gets free on its cheapest backend."""
         offer = waiting.offer
-        if any(backend.reserved_by == offer.ticket for backend in self._backends.values()):
+        among = set(offer.pool)
+        if offer.permits == 1:
+            among = self._openings.in_the_way(now, waiting, free & (offer.pool - waiting.tried))
+        if not among or any(
+            backend.reserved_by == offer.ticket for backend in self._backends.values()
+        ):
             return
         prices = [
             one
             for one in self._prices(now, waiting, promised)
-            if one.backend.reserved_by is None and one.backend.lendable >= offer.permits
+            if one.backend.name in among
+            and one.backend.reserved_by is None
+            and one.backend.lendable >= offer.permits
         ]
         if prices:
             cheapest = cost.cheapest(prices, offer.conversation)
             cheapest.backend.reserved_by = offer.ticket
+            waiting.reserves = True
 
     def _end_vain_reservations(self) -> None:
         """A backend that is down or on trial cannot give so many: kept slots would be lost to all, its ramp too."""
@@ -167,6 +181,12 @@ class Choice:
             keeper = self._queue.waiting.get(backend.reserved_by)
             if keeper is None or not backend.takes_work or backend.lendable < keeper.offer.permits:
                 backend.reserved_by = None
+
+    def could_start(self, now: float, waiting: Waiting, name: str) -> bool:
+        """Is there a slot that this request could use now?"""
+        self._openings.look()
+        backend = self._backends[name]
+        return self._openings.free_for(now, waiting, backend) >= waiting.offer.permits
 
     def _patience_over(self, now: float, name: str) -> bool:
         since = self._backends[name].idle_wanted_since

@@ -1,8 +1,9 @@
 """What starting a request on a backend now would cost: expected time to first token, and what it costs others.
 
-    cost(b) = wait + backlog / rate + own / rate x (1 + Q_b)          seconds; design.md section 4
+    cost(b) = wait + load + backlog / rate + own / rate x (1 + Q_b)   seconds; design.md section 4
 
 wait     0 with a free slot, else (already promised there + 1) x learned service time / slots
+load     0 where its model is ready, else the learned time to load it, or to wake
 backlog  uncached tokens of others sent to b that have not reached their first token
 own      tokens of this prompt that b does not have cached
 rate     b's learned prefill rate, tokens/s
@@ -31,6 +32,7 @@ class Price(NamedTuple):
     crowd: int
     own_tokens: int
     matched: int  # bytes of the prompt that it has cached
+    load_s: float = 0.0
 
 
 def price(
@@ -42,6 +44,7 @@ def price(
     permits: int,
     promised: int,
     free: int,
+    must_load: bool = False,
 ) -> Price:
     """The cost of this request on this backend now. `promised` is Q_b: others who wait for it.
 
@@ -55,8 +58,9 @@ def price(
     rate = backend.prefill_rate.value
     backlog = backend.backlog_tokens / rate
     own = own_tokens / rate * (1 + promised)
-    total = wait + backlog + own
-    return Price(backend, total, wait, backlog, own, promised, own_tokens, matched)
+    load = backend.load_s.value if must_load else 0.0
+    total = wait + load + backlog + own
+    return Price(backend, total, wait, backlog, own, promised, own_tokens, matched, load)
 
 
 def cheapest(prices: list[Price], conversation: int) -> Price:

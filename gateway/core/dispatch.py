@@ -16,6 +16,7 @@ from gateway.core.fleet import Advice, Backend, Fitness, Habits
 from gateway.core.permits import Permits, others_for
 from gateway.core.prefix import PrefixIndex
 from gateway.core.queue import Queue
+from gateway.core.residence import Memory
 from gateway.core.tickets import (
     Affinity,
     Decision,
@@ -154,15 +155,18 @@ class Dispatch:
         settles: bool = False,
         pooled: bool = False,
         kv_tokens: int | None = None,
+        kv_limit: int | None = None,
     ) -> list[Decision]:
         """A backend is new, resized, or drained. In-flight work above a smaller size goes on.
 
         `settles`: a cancelled slot is not free at once. `pooled`: its cache is one pool of blocks, of `kv_tokens`.
+        `kv_limit`: tokens that its running requests may need together; None: each slot has its own.
         """
         backend = self.backends.get(name)
         if backend is None:
             backend = self.backends[name] = Backend(name, self.habits)
         backend.slots, backend.draining, backend.settles = slots, draining, settles
+        backend.room.tokens = kv_limit
         capacity = None
         if kv_tokens is not None:
             capacity = round(kv_tokens * backend.bytes_per_token.value)
@@ -172,6 +176,12 @@ class Dispatch:
     def forget_cache(self, name: str) -> None:
         """The engine restarted: whatever it had cached is gone."""
         self.index.forget(name)
+
+    def hold(self, name: str, memory: Memory, asked_at: float) -> None:
+        """The engine said which of its models are in memory."""
+        backend = self.backends.get(name)
+        if backend is not None and backend.residence.hear(memory, asked_at):
+            self.index.forget(name)
 
     def remove(self, name: str) -> list[Decision]:
         """A backend is gone from the configuration. What it has in flight still comes back."""
@@ -217,7 +227,7 @@ class Dispatch:
 
     def wake_at(self, now: float) -> float | None:
         """When `tick` is due next; None when nothing waits and nothing settles."""
-        times = [until for b in self.backends.values() for _, until, _ in b.settling]
+        times = [one.until for b in self.backends.values() for one in b.settling]
         times += [b.breaker.until for b in self.backends.values() if b.breaker.is_open]
         if self.queue:
             times.append(now + TICK_S)
@@ -257,6 +267,10 @@ class Dispatch:
         """Would `retry` find another backend to wait for?"""
         held = self.held[ticket]
         return now < held.deadline and bool(others_for(held, self.backends))
+
+    def could_start(self, now: float, ticket: int, backend: str) -> bool:
+        """Is there a free slot that this waiting request could use?"""
+        return self._choice.could_start(now, self.queue.waiting[ticket], backend)
 
     # ------------------------------------------------------------------ the decision
 

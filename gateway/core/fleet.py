@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from gateway.core.breaker import Breaker
+from gateway.core.residence import PRIOR_LOAD_S, Residence
+from gateway.core.room import Room
 
 PRIOR_PREFILL_RATE = 1_500.0  # tokens/s; design.md section 4, until the first sample
 PRIOR_SERVICE_S = 10.0  # seconds a permit is held; the same source
@@ -90,6 +93,15 @@ class Advice:
     kv_used_ratio: float | None = None
 
 
+class Settling(NamedTuple):
+    """Permits of a cancelled request whose slots may still be at work."""
+
+    since: float
+    until: float
+    permits: int
+    tokens: int  # of the shared KV cache that they may still hold
+
+
 @dataclass(slots=True, eq=False)
 class Backend:
     """One engine at one address, as dispatch sees it. Times are monotonic seconds, loads are permits or tokens."""
@@ -101,14 +113,15 @@ class Backend:
     draining: bool = False
     settles: bool = False  # llama-server and Ollama: a cancelled slot is not free at once
     in_flight: int = 0
-    settling: list[tuple[float, float, int]] = field(
-        default_factory=list
-    )  # (since, until, permits)
+    settling: list[Settling] = field(default_factory=list)
     backlog_tokens: int = 0  # uncached prompt tokens sent there that have not reached a first token
     prefill_rate: Average = field(init=False)
     bytes_per_token: Average = field(init=False)
     service_s: Average = field(init=False)
+    load_s: Average = field(init=False)  # seconds to load a model, or to wake
     breaker: Breaker = field(default_factory=Breaker)
+    room: Room = field(default_factory=Room)
+    residence: Residence = field(default_factory=Residence)
     advice: Advice | None = None
     released: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
     reserved_by: int | None = None  # the ticket for which freed slots are kept
@@ -119,10 +132,11 @@ class Backend:
         self.prefill_rate = Average(PRIOR_PREFILL_RATE, self.habits.prefill_rate)
         self.bytes_per_token = Average(BYTES_PER_TOKEN, self.habits.bytes_per_token)
         self.service_s = Average(PRIOR_SERVICE_S, self.habits.service_s)
+        self.load_s = Average(PRIOR_LOAD_S)
 
     @property
     def settling_permits(self) -> int:
-        return sum(permits for _, _, permits in self.settling)
+        return sum(one.permits for one in self.settling)
 
     @property
     def takes_work(self) -> bool:
@@ -156,6 +170,21 @@ class Backend:
         """Free permits, unless they are being kept for somebody else."""
         return self.free if self.reserved_by in (None, ticket) else 0
 
+    def has_room(self, prompt_bytes: int, permits: int, max_tokens: int | None) -> bool:
+        """Does a request fit into the KV cache that its slots share?"""
+        if self.room.tokens is None:
+            return True
+        need = self.room.need(self.tokens_in(prompt_bytes), permits, max_tokens)
+        alone = not (self.in_flight or self.settling)
+        return self.room.has(need, sum(one.tokens for one in self.settling), alone=alone)
+
+    def tokens_in(self, prompt_bytes: int) -> int:
+        return round(prompt_bytes / self.bytes_per_token.value)
+
+    def must_load(self, model: str) -> bool:
+        """Would a request for this model have to wait until it is loaded?"""
+        return self.fitness is Fitness.SLEEPING or not self.residence.has(model)
+
     def others(self, now: float) -> float:
         """Requests of other clients inside the engine, by its last report, fading with its age."""
         advice = self.advice
@@ -169,12 +198,12 @@ class Backend:
         foreign = max(0, advice.running + (advice.waiting or 0) - ours)
         return foreign * (1 - age / REPORT_FADES_S)
 
-    def settle(self, now: float, seconds: float, permits: int) -> None:
-        self.settling.append((now, now + min(seconds, MAX_SETTLE_S), permits))
+    def settle(self, now: float, seconds: float, permits: int, tokens: int = 0) -> None:
+        self.settling.append(Settling(now, now + min(seconds, MAX_SETTLE_S), permits, tokens))
 
     def expire_settling(self, now: float) -> None:
         if self.settling:
-            self.settling = [item for item in self.settling if item[1] > now]
+            self.settling = [one for one in self.settling if one.until > now]
 
     def hear(self, advice: Advice, asked_at: float) -> None:
         """Take a report: it corrects what we believe of settling slots, and ages from now on.
@@ -185,9 +214,9 @@ class Backend:
         if advice.running is None or not self.settling:
             return
         busy = max(0, advice.running - self.in_flight)
-        kept: list[tuple[float, float, int]] = []
-        for since, until, permits in self.settling:
-            if since >= asked_at or busy > 0:
-                kept.append((since, until, permits))
-                busy -= permits
+        kept: list[Settling] = []
+        for one in self.settling:
+            if one.since >= asked_at or busy > 0:
+                kept.append(one)
+                busy -= one.permits
         self.settling = kept

@@ -39,7 +39,11 @@ class Permits:
             backend.backlog_tokens,
             price.matched,
             waiting.tried | {backend.name},
+            self._promise(backend, offer),
+            price.load_s > 0,
         )
+        if backend.residence.start(now, offer.ticket, offer.model_on(backend.name)):
+            self._index.forget(backend.name)
         self._index.start(backend.name, offer.ticket, offer.chain)
         backend.in_flight += offer.permits
         backend.backlog_tokens += tokens
@@ -54,6 +58,11 @@ class Permits:
             return
         held.first_token_at = now
         _drop_backlog(held)
+        backend = held.backend
+        backend.residence.arrived(now, ticket)
+        if held.loads:
+            prefill = (held.work_tokens + held.ahead_tokens) / backend.prefill_rate.value
+            backend.load_s.learn(now - held.since - prefill)
 
     def take_back(self, now: float, ticket: int, *, cancelled: bool) -> Held | None:
         """The permits of this request are free again, or settling; None when it had none."""
@@ -62,6 +71,8 @@ class Permits:
             return None
         backend, permits = held.backend, held.offer.permits
         backend.in_flight -= permits
+        backend.room.promised -= held.promised_tokens
+        backend.residence.end(now, ticket, held.offer.model_on(backend.name))
         self._index.end(backend.name, held.offer.ticket)
         backend.released.append((now, permits))
         self._lines.released(held.line, (now - held.since) * permits - held.expected_s)
@@ -70,7 +81,7 @@ class Permits:
             if held.first_token_at is None:
                 prefill = held.work_tokens / backend.prefill_rate.value
                 rest = max(rest, prefill - (now - held.since))
-            backend.settle(now, rest, permits)
+            backend.settle(now, rest, permits, held.promised_tokens)
         _drop_backlog(held)
         return held
 
@@ -88,9 +99,23 @@ class Permits:
                 work = used.prompt_tokens - used.cached_tokens
                 cached = round(used.cached_tokens * per_token)
                 self._index.correct(backend.name, offer.chain, cached)
+        if used is not None and used.generated_tokens is not None and offer.permits == 1:
+            backend.room.learn(used.generated_tokens)
+        if held.loads:  # what it took says more about the load
+            return
         if held.first_token_at is not None and work + held.ahead_tokens >= 64:
             seconds = max(held.first_token_at - held.since, 1e-3)
             backend.prefill_rate.learn((work + held.ahead_tokens) / seconds)
+
+    @staticmethod
+    def _promise(backend: Backend, offer: Offer) -> int:
+        """Tokens of the shared KV cache that are its own until it ends."""
+        room = backend.room
+        if room.tokens is None:
+            return 0
+        need = room.need(backend.tokens_in(offer.prompt_bytes), offer.permits, offer.max_tokens)
+        room.promised += need
+        return need
 
     def _affinity(self, offer: Offer, price: Price) -> Affinity:
         """Did it go where most of its prefix is?"""

@@ -59,7 +59,7 @@ class Queue:
             self.pools[offer.pool] = left
         else:
             del self.pools[offer.pool]
-        for name in offer.pool if offer.permits > 1 else ():
+        for name in offer.pool if waiting.reserves else ():
             backend = self._backends.get(name)
             if backend is not None and backend.reserved_by == offer.ticket:
                 backend.reserved_by = None

@@ -5,8 +5,10 @@ What is made for every request is a msgspec Struct: a frozen dataclass takes six
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from types import MappingProxyType
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -19,6 +21,8 @@ Reason: TypeAlias = Literal[
     "gateway_queue_full", "gateway_queue_timeout", "no_backend", "too_many_choices", "exhausted"
 ]
 Affinity: TypeAlias = Literal["hit", "miss", "moved", "none"]
+
+NO_IDS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class Offer(msgspec.Struct, frozen=True, eq=False):
@@ -34,6 +38,12 @@ class Offer(msgspec.Struct, frozen=True, eq=False):
     prompt_bytes: int = 0
     conversation: int = 0  # seed of the rendezvous hash
     chain: Chain = EMPTY  # its prompt, for the caches; empty: no affinity
+    max_tokens: int | None = None  # of its answer, for each permit; None: not said
+    ids: Mapping[str, str] = NO_IDS  # what each backend calls its model, where that is not `model`
+
+    def model_on(self, backend: str) -> str:
+        """What this backend calls the model."""
+        return self.ids.get(backend, self.model)
 
 
 class Used(msgspec.Struct, frozen=True):
@@ -41,6 +51,7 @@ class Used(msgspec.Struct, frozen=True):
 
     prompt_tokens: int
     cached_tokens: int | None
+    generated_tokens: int | None = None
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -85,6 +96,7 @@ class Waiting:
     tried: frozenset[str] = frozenset()
     best: str | None = None  # its own cheapest backend at the last look
     overdue: bool = False
+    reserves: bool = False  # freed slots of a backend are kept for it
     prices: list[Price] = field(default_factory=list)  # at the last look
     matches: dict[str, tuple[int, bool, int]] = field(
         default_factory=dict
@@ -106,4 +118,6 @@ class Held:
     ahead_tokens: int  # the backend's backlog at the start
     matched: int  # bytes of the prompt that were believed to be cached
     tried: frozenset[str]
+    promised_tokens: int = 0  # of a KV cache that slots share
+    loads: bool = False  # its model had to be loaded for it
     first_token_at: float | None = None

@@ -79,6 +79,8 @@ class EngineReport:
     kv_tokens: int | None = None  # tokens that its whole KV cache holds
     kv_shared: bool = False  # the slots draw on one pool of kv_tokens
     max_loaded: int | None = None  # how many models it keeps loaded at once; a further one evicts
+    swaps: bool = False  # it has more models than it keeps loaded; `Model.loaded` says which are
+    swap_waits: bool = False  # it lets running requests end before it evicts their model
     running: int | None = None
     waiting: int | None = None
     kv_used_ratio: float | None = None  # 0..1

@@ -75,6 +75,7 @@ def read(seen: Seen, known: EngineReport | None) -> EngineReport:
         slots = _told_before(known, name)
     context = _context(models)
     shared = name is not None and counted is None
+    most_loaded = count(own.get("max_instances"), least=1, most=_MOST_SLOTS)
     pool = pool_of(slots or _AUTOMATIC_SLOTS, context, shared=shared) if name else None
     return EngineReport(
         engine=_NAME,
@@ -86,7 +87,8 @@ def read(seen: Seen, known: EngineReport | None) -> EngineReport:
         context_per_slot=context,
         kv_tokens=pool,
         kv_shared=shared,
-        max_loaded=count(own.get("max_instances"), least=1, most=_MOST_SLOTS),
+        max_loaded=most_loaded,
+        swaps=most_loaded is not None,
         running=load.running,
         waiting=load.waiting,
         kv_used_ratio=load.used_of(pool),

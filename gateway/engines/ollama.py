@@ -4,6 +4,7 @@ Quirks:
 - It tells no slots, no queue and no load, and has no /health and no metrics (2.4). OLLAMA_NUM_PARALLEL is 1 by
   default and cannot be read from outside: 1 is assumed, and what it runs is our own count.
 - /api/ps lists what is loaded and the context that is in force; /api/tags what is installed.
+- A model is loaded by its first request, which may evict another one, but never one that is at work (2.5).
 - `"data": null` means no models. "name:latest" also answers to "name".
 - It checks the Host (403 with an empty body) and ignores keys (2.3). No probe may carry a client's Host.
 - ":cloud" models are sent on to ollama.com (2.2): said aloud, as prompts leave the house.
@@ -64,6 +65,8 @@ def _read(seen: Seen, known: EngineReport | None) -> EngineReport:
         slots=1,
         slots_assumed=True,
         context_per_slot=_context(loaded),
+        swaps=True,
+        swap_waits=True,
         warnings=_warnings(alive.status, models),
         capabilities=paths.OLLAMA,
         documents=_documents(seen),

@@ -15,6 +15,7 @@ from gateway.core.config import Backend as Settings
 from gateway.core.config import Config
 from gateway.core.dispatch import Decision
 from gateway.core.fleet import Advice, Fitness
+from gateway.core.residence import Memory
 from gateway.engines.base import EngineReport, State
 from gateway.runtime.dispatcher import Dispatcher
 from gateway.runtime.log import LineLog
@@ -114,6 +115,7 @@ class Backends:
             self._tell(name, report)
         if _restarted(before, report):
             self._dispatcher.dispatch.forget_cache(name)
+        self._hold(name, report, now)
         decisions = self._resize(now, known)
         advice = None
         if report.running is not None and not report.busy:
@@ -233,7 +235,21 @@ class Backends:
             settles=report.engine in SETTLING_ENGINES,
             pooled=report.engine in POOLED_ENGINES,
             kv_tokens=settings.kv_tokens or report.kv_tokens,
+            kv_limit=settings.kv_tokens or (report.kv_tokens if report.kv_shared else None),
         )
+
+    def _hold(self, name: str, report: EngineReport, now: float) -> None:
+        """Which models it has in memory, if it has more than it keeps there."""
+        models = report.models or ()
+        if not report.swaps or not models or any(model.loaded is None for model in models):
+            return
+        memory = Memory(
+            frozenset(model.id for model in models if model.loaded),
+            {alias: model.id for model in models for alias in model.aliases},
+            report.max_loaded,
+            report.swap_waits,
+        )
+        self._dispatcher.dispatch.hold(name, memory, asked_at=now - report.age_s)
 
     def _rebuild(self) -> None:
         aliases = tuple(

@@ -224,7 +224,7 @@ class Place:
         self._cancelled = False
         self.served = served
         if usage is not None and usage.prompt_tokens is not None:
-            self.used = Used(usage.prompt_tokens, usage.cached_tokens)
+            self.used = Used(usage.prompt_tokens, usage.cached_tokens, usage.generated_tokens)
 
     async def __aexit__(
         self,
