@@ -148,6 +148,22 @@ class Exchange:
         if not self._edge.write_paused:
             self._edge.write(comment, more=True)
 
+    @property
+    def can_put(self) -> bool:
+        """Only our own edge can be written to without waiting."""
+        return self._edge is not None
+
+    def put(self, data: bytes) -> bool:
+        """Send bytes of the body now. False: the client is behind, so wait for `caught_up` before the next."""
+        self.bytes_out += len(data)
+        self._edge.write(data, more=True)
+        return not self._edge.write_paused
+
+    async def caught_up(self) -> None:
+        """Wait for a client that is behind; the edge gives up on one that reads nothing for write_stall_s."""
+        if self._edge.write_paused:
+            await self._edge.writable()
+
     async def write(self, data: bytes) -> None:
         """Send bytes of the body now, and wait for a client that is behind."""
         self.bytes_out += len(data)

@@ -41,6 +41,7 @@ class Response:
         "_loop",
         "_parser",
         "_pieces",
+        "_taker",
         "_waiter",
         "ended",
         "first_byte_at",
@@ -78,6 +79,7 @@ class Response:
         self._feeding = 0
         self._failure: tuple[Kind, str] | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._taker: Callable[[bytes], bool] | None = None
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         # With both framings present chunked wins, and the connection is not used again.
         self._parser.set_dangerous_leniencies(lenient_chunked_length=True)
@@ -105,6 +107,23 @@ class Response:
             self._raise_failure()
             await self._woken()
         return b"".join(self._pieces)
+
+    async def pass_on(self, take: Callable[[bytes], bool]) -> None:
+        """Give each read to `take` in the very turn in which it comes off the wire, until `take` says False.
+
+        Returns then, and when the body has ended or failed: the last bytes, and how it ended, are for `read`. To
+        wake a task for each event of a stream would cost as much as all else that is done for it.
+        """
+        while self._pieces and not (self.ended or self.failed):
+            if not take(self._take()):
+                return
+        if self.ended or self.failed:
+            return
+        self._taker = take
+        try:
+            await self._woken()
+        finally:
+            self._taker = None
 
     async def wait_for_head(self) -> None:
         """Returns when status and headers are known. Raises UpstreamError if they will never be."""
@@ -138,7 +157,11 @@ class Response:
             self._dry = 0
         else:
             self._count_dry(len(data))
-        self._wake()
+        if self._taker is None or self.ended or self.failed:
+            self._wake()
+        elif self._pieces and not self._taker(self._take()):
+            self._taker = None
+            self._wake()
 
     def feed_eof(self) -> None:
         """The backend will send no more. Ends a body that is delimited by the close, and nothing else."""

@@ -7,6 +7,7 @@ is whole, else the connection is broken; it never looks finished.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Protocol
 
 from gateway.core.body_tap import BodyTap
@@ -20,7 +21,7 @@ from gateway.runtime.answer import Answer
 from gateway.runtime.exchange import STREAM_HEADERS, Exchange
 from gateway.runtime.forward import refusal
 from gateway.runtime.keepalive_refusal import refusal_event
-from gateway.runtime.upstream import UpstreamError
+from gateway.runtime.upstream import Response, UpstreamError
 
 EVENT_STREAM = b"text/event-stream"
 NDJSON = b"application/x-ndjson"
@@ -69,15 +70,14 @@ async def _stream(
     headers = [pair for pair in headers if pair[0] not in SET_ON_STREAMS] + STREAM_HEADERS
     await exchange.start(response.status, headers)
     clock = asyncio.get_running_loop().time
-    tap, last = Tap(wire), b""
+    tap = Tap(wire)
+
+    def look(data: bytes) -> None:
+        if events := tap.feed(data):
+            meter.content(clock(), events)
+
     try:
-        while data := await response.read():
-            if events := tap.feed(data):
-                meter.content(clock(), events)
-            if response.complete:
-                last = data
-                break
-            await exchange.write(data)
+        last = await _pass(response, exchange, look)
     except UpstreamError as error:
         _cut_unless_whole(exchange, tap)
         raise GatewayError("upstream_broke", BROKE) from error
@@ -85,6 +85,25 @@ async def _stream(
         meter.content(clock(), events)
     meter.used(tap.usage)
     await _end(exchange, tap, last, judged=wire is not Wire.JSON)
+
+
+async def _pass(response: Answer, exchange: Exchange, look: Callable[[bytes], None]) -> bytes:
+    """Every read to the client, looked at on its way, but for the last one, which is handed back."""
+
+    def take(data: bytes) -> bool:
+        look(data)
+        return exchange.put(data)
+
+    while True:
+        if exchange.can_put and isinstance(response, Response):
+            await response.pass_on(take)
+            await exchange.caught_up()
+        data = await response.read()
+        if data:
+            look(data)
+        if response.complete:
+            return data
+        await exchange.write(data)
 
 
 async def _end(exchange: Exchange, tap: Tap, last: bytes, *, judged: bool) -> None:
