@@ -17,6 +17,7 @@ from gateway.cli.check import check
 from gateway.cli.demo import demo
 from gateway.cli.keys import keys
 from gateway.cli.serve import serve
+from gateway.cli.status import status
 
 
 class WrongUsage(click.ClickException):
@@ -61,13 +62,14 @@ def main() -> None:
     Start in front of your own engine:   slotgate serve --backend http://127.0.0.1:8080
     Make a key for a person or a tool:   slotgate keys new NAME
     Look a config and its engines over:  slotgate check slotgate.yaml
+    See what a running gateway is at:    slotgate status --watch
 
     \b
     SLOTGATE_CONFIG, SLOTGATE_URL and SLOTGATE_KEY stand for --config, --url and --key.
     """  # noqa: D301  (click's own mark for verbatim lines)
 
 
-for command in (serve, demo, check, keys):
+for command in (serve, demo, check, keys, status):
     main.add_command(command)
 
 if __name__ == "__main__":

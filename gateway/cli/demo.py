@@ -258,7 +258,8 @@ def _tell_base_url(console: Console, base_url: str, keep: bool) -> None:
     if keep:
         console.print(
             f"It stays up until Ctrl-C. In your client set base_url to [bold]{base_url}/v1[/] (any API key), or try\n"
-            f"  {escape(_curl(base_url))}"
+            f"  {escape(_curl(base_url))}\n"
+            f"and in another terminal\n  slotgate status --watch --url {base_url}"
         )
     else:
         console.print(

@@ -62,6 +62,9 @@ def test_without_a_real_engine_it_says_why_and_goes_on_with_a_scripted_one(
     assert "No real engine can run here. $MODEL_GGUF names /no/such.gguf" in said
     assert said.count("scripted engine (no model") == 2
     check_show(said)
+    # the line drains in two seconds; a first guess that nothing was learned from would say twelve or more
+    most = int(re.findall(r"Retry-After between \d+ and (\d+) s", said)[0])
+    assert most <= 8 * slack()
 
 
 @pytest.mark.parametrize("show", ["on_real_engines", "on_scripted_engines"])
