@@ -186,6 +186,7 @@ def _price(price: Price) -> dict[str, Any]:
         "backend": price.backend.name,
         "cost_s": _rounded(price.total_s),
         "wait_s": _rounded(price.wait_s),
+        "load_s": _rounded(price.load_s),
         "backlog_s": _rounded(price.backlog_s),
         "own_s": _rounded(price.own_s),
         "crowd": price.crowd,

@@ -19,6 +19,7 @@ MOST_OTHERS: Final = 6
 TERMS: Final = (
     ("cost_s", "expected time to its first token, with what it costs the others: the sum of"),
     ("wait_s", "until a slot is free there"),
+    ("load_s", "until its model is loaded there"),
     ("backlog_s", "prompts of others that are ahead of it"),
     ("own_s", "its own prompt, without what is cached there"),
 )

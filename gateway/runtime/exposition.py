@@ -40,7 +40,7 @@ class Exposition:
     """Owner of the choice of label sets that are told by name."""
 
     def __init__(self, families: Callable[[], Sequence[Family]]) -> None:
-        self._families = families
+        self.families = families
         self._told: defaultdict[str, set[Labels]] = defaultdict(set)
         self._left = _full()
 
@@ -62,7 +62,7 @@ class Exposition:
         self._left = _full()
 
     def _slices(self) -> Iterator[bytes]:
-        for family in self._families():
+        for family in self.families():
             rows = self._bounded(family, list(family.read()))
             at_once = SLICE_LINES if not rows else max(1, SLICE_LINES // _lines(rows[0][1]))
             for start in range(0, max(1, len(rows)), at_once):
