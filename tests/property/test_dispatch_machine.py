@@ -7,10 +7,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gateway.core.dispatch import PATIENCE_S, Dispatch, Limits, Offer, Refuse, Start, Wait
 from gateway.core.fleet import Advice, Fitness
+from gateway.core.residence import Memory
 
 NAMES = ("a", "b", "c")
 POOLS = [frozenset("a"), frozenset("ab"), frozenset("abc"), frozenset("bc")]
 KEYS = ("ann", "bob", "cat")
+MODELS = ("m", "n")
+SHARED_TOKENS = 4_000  # the KV cache that the slots of b share; c holds one model at a time
 MAX_WAIT_S = 30.0
 
 
@@ -32,10 +35,18 @@ class DispatchMachine(RuleBasedStateMachine):
     @initialize(slots=st.lists(st.integers(1, 4), min_size=3, max_size=3))
     def fleet(self, slots: list[int]) -> None:
         for name, count in zip(NAMES, slots, strict=True):
-            self.take(
-                self.dispatch.put(self.now, name, slots=count, draining=False, settles=name == "a")
-            )
+            self.put(name, count, draining=False)
             self.take(self.dispatch.report(self.now, name, Fitness.UP, None, self.now))
+        self.dispatch.hold("c", Memory(frozenset("m"), most=1), self.now)
+
+    def put(self, name: str, slots: int, *, draining: bool) -> None:
+        limit = SHARED_TOKENS if name == "b" else None
+        settles = name in "ab"
+        self.take(
+            self.dispatch.put(
+                self.now, name, slots=slots, draining=draining, settles=settles, kv_limit=limit
+            )
+        )
 
     # ---------------------------------------------------------------- what happens
 
@@ -46,9 +57,19 @@ class DispatchMachine(RuleBasedStateMachine):
         size=st.integers(0, 60_000),
         batch=st.booleans(),
         weight=st.sampled_from([1.0, 1.0, 4.0]),
+        model=st.sampled_from(MODELS),
+        max_tokens=st.sampled_from([None, 0, 100, 100_000]),
     )
     def offer(
-        self, key: str, pool: frozenset[str], permits: int, size: int, batch: bool, weight: float
+        self,
+        key: str,
+        pool: frozenset[str],
+        permits: int,
+        size: int,
+        batch: bool,
+        weight: float,
+        model: str,
+        max_tokens: int | None,
     ) -> None:
         self.next_ticket += 1
         ticket = self.next_ticket
@@ -61,6 +82,8 @@ class DispatchMachine(RuleBasedStateMachine):
             batch=batch,
             weight=weight,
             conversation=ticket,
+            model=model,
+            max_tokens=max_tokens,
         )
         self.offers[ticket] = offer
         self.arrived[ticket] = self.now
@@ -118,9 +141,13 @@ class DispatchMachine(RuleBasedStateMachine):
         draining=st.sampled_from([False, False, False, True]),
     )
     def resize(self, name: str, slots: int, draining: bool) -> None:
-        self.take(
-            self.dispatch.put(self.now, name, slots=slots, draining=draining, settles=name == "a")
-        )
+        self.put(name, slots, draining=draining)
+
+    @rule(model=st.sampled_from(MODELS), ago=st.sampled_from([0.0, 1.0]))
+    def memory(self, model: str, ago: float) -> None:
+        """The engine tells what it holds: what is at work there, else anything."""
+        working = frozenset(self.dispatch.backends["c"].residence.running)
+        self.dispatch.hold("c", Memory(working or frozenset([model]), most=1), self.now - ago)
 
     @rule(
         name=st.sampled_from(NAMES),
@@ -160,6 +187,7 @@ class DispatchMachine(RuleBasedStateMachine):
                 assert decision.backend in self.offers[ticket].pool
                 assert backend.takes_work, "nothing starts on a backend that takes no work"
                 assert backend.in_flight + backend.settling_permits <= backend.slots
+                self.assert_it_fits(ticket, decision.backend)
                 self.state[ticket] = "running"
                 self.where[ticket] = decision.backend
             elif isinstance(decision, Refuse):
@@ -167,7 +195,26 @@ class DispatchMachine(RuleBasedStateMachine):
                 if decision.reason == "gateway_queue_timeout":
                     assert self.now - self.arrived[ticket] >= MAX_WAIT_S - 1e-6
 
+    def assert_it_fits(self, ticket: int, name: str) -> None:
+        """What was promised of a shared KV cache is within it, or one request is alone there."""
+        backend = self.dispatch.backends[name]
+        if backend.room.tokens is not None:
+            settling = sum(one.tokens for one in backend.settling)
+            alone = backend.in_flight == self.offers[ticket].permits and not backend.settling
+            assert alone or backend.room.promised + settling <= backend.room.tokens
+
     # ---------------------------------------------------------------- the laws
+
+    @invariant()
+    def what_is_promised_is_what_runs(self) -> None:
+        for name, backend in self.dispatch.backends.items():
+            held = [one for one in self.dispatch.held.values() if one.backend is backend]
+            assert backend.room.promised == sum(one.promised_tokens for one in held)
+            assert sum(backend.residence.running.values()) == len(held), name
+
+    @invariant()
+    def no_model_at_work_is_pushed_out(self) -> None:
+        assert len(self.dispatch.backends["c"].residence.running) <= 1
 
     @invariant()
     def law_1_in_flight_is_what_runs(self) -> None:
@@ -195,14 +242,22 @@ class DispatchMachine(RuleBasedStateMachine):
             waiting = self.dispatch.queue.waiting[ticket]
             for name in waiting.offer.pool - waiting.tried:
                 backend = self.dispatch.backends[name]
-                if backend.free < waiting.offer.permits or backend.reserved_by not in (
-                    None,
-                    ticket,
-                ):
+                if not self.dispatch.could_start(self.now, ticket, name):
                     continue
                 since = backend.idle_wanted_since
                 assert since is not None, "an idle slot that is wanted is watched"
                 assert self.now - since <= PATIENCE_S + 1e-6
+
+    @invariant()
+    def an_empty_backend_is_of_use_to_somebody_who_waits(self) -> None:
+        """Neither a full KV cache nor another model keeps everybody out for good."""
+        queue = self.dispatch.queue.waiting
+        for name, backend in self.dispatch.backends.items():
+            if backend.in_flight or backend.settling:
+                continue
+            who = [t for t, w in queue.items() if name in w.offer.pool - w.tried]
+            who = [t for t in who if backend.free_for(t) >= self.offers[t].permits]
+            assert not who or any(self.dispatch.could_start(self.now, t, name) for t in who)
 
     @invariant()
     def a_deadline_is_kept(self) -> None:
