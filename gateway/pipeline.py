@@ -147,7 +147,7 @@ class Pipeline:
         """What needs no body: draining, and every pool of this key and path full with nobody to give way."""
         self._refuse_when_draining()
         dispatch = self.dispatcher.dispatch
-        if not dispatch.queued:
+        if not dispatch.queued and dispatch.limits.queue != 0:  # then nobody can be full
             return
         catalog = self._catalog(route)
         pools, names = catalog.pools, catalog.names(key.models)

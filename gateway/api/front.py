@@ -53,7 +53,8 @@ class Front:
         route = ROUTES.get(path) if meaning.literal else None
         exchange = Exchange(scope, receive, send, route=route, path=path, family=family_of(path))
         exchange.path_key = meaning.key
-        exchange.shared = origins.shared_with(exchange.header(b"origin"), config.cors.origins)
+        if config.cors.origins:
+            exchange.shared = origins.shared_with(exchange.header(b"origin"), config.cors.origins)
         try:
             if route is not None and scope["method"] in _methods_of(route):
                 await self._serve(exchange, route, ClientPresent(scope, receive))
