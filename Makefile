@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 LOCK := requirements-dev.lock
 LOCKED = $(PIP) -c $(LOCK) $(1) || { echo "$(LOCK) does not fit here: installing without it." >&2; $(PIP) $(1); }
 
-.PHONY: help demo test check fuzz lint lock dist clean
+.PHONY: help demo test check fuzz lint lock dist clean bench-overhead bench-overload
 
 help:                          ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 24
@@ -29,6 +29,12 @@ lint: $(VENV)/.dev             ## ruff, mypy, import contracts
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+bench-overhead: $(VENV)/.dev   ## what the gateway costs, beside its peers (BENCH="--peers DIR" for the routers)
+	$(BIN)/python -m bench.overhead $(BENCH)
+
+bench-overload: $(VENV)/.dev   ## more load than the engines can serve, beside its peers
+	$(BIN)/python -m bench.overload $(BENCH)
 
 fuzz: $(VENV)/.dev             ## the property tests with fresh randomness
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -q tests/property

@@ -35,9 +35,9 @@ from bench.client import Answered, Client, quantile, request
 
 ENGINES, SLOTS, TOKENS, INTERVAL_S = 4, 4, 32, 0.015
 SERVICE_S = TOKENS * INTERVAL_S
-CAPACITY = ENGINES * SLOTS / SERVICE_S  # requests a second
 CONNECTIONS = 1000
 RETRIES = 2  # of the SDKs, by default
+MAX_WAIT_S = 2.0  # for a slot, as Slotgate is told
 SHARES = (0.7, 0.1, 0.1, 0.1)  # of the arrivals, by key
 LIGHT = 0.4  # a load at which nobody waits
 
@@ -171,7 +171,7 @@ def jain(values: list[float]) -> float:
 
 
 def summary(
-    tally: Tally, made: dict[str, list[float]], begun: float, until: float
+    tally: Tally, made: dict[str, list[float]], begun: float, until: float, capacity: float
 ) -> dict[str, float | None]:
     """The figures of one phase, from its second quarter on."""
     begun += (until - begun) / 4
@@ -185,7 +185,7 @@ def summary(
         if user in tally.left
     )
     return {
-        "goodput": len(served) / (until - begun) / CAPACITY,
+        "goodput": len(served) / (until - begun) / capacity,
         "ttft_p50": quantile(ttft, 0.5),
         "ttft_p95": quantile(ttft, 0.95),
         "ttft_p99": quantile(ttft, 0.99),
@@ -224,6 +224,7 @@ class Bench:
 
     def __init__(self, proxy: proxies.Proxy, engines: tuple[int, ...], args: argparse.Namespace):
         self.proxy, self.engines, self.args = proxy, engines, args
+        self.capacity: float = args.capacity
         self.seed = 1
 
     def people(self) -> People:
@@ -242,11 +243,11 @@ class Bench:
     async def open(self, load: float, seconds: float) -> dict[str, float | None]:
         await self.settle()
         people, begun = self.people(), time.monotonic()
-        rest = await people.arrive(CAPACITY * load, seconds)
+        rest = await people.arrive(self.capacity * load, seconds)
         until = time.monotonic()
         await end(rest)
         people.connections.close()
-        return summary(people.tally, await made_by(self.engines), begun, until)
+        return summary(people.tally, await made_by(self.engines), begun, until, self.capacity)
 
     async def closed(self, clients: int, seconds: float, *, obey: bool) -> dict[str, float | None]:
         await self.settle()
@@ -255,16 +256,16 @@ class Bench:
         await people.repeat(clients, seconds, obey=obey)
         until = time.monotonic()
         people.connections.close()
-        out = summary(people.tally, await made_by(self.engines), begun, until)
+        out = summary(people.tally, await made_by(self.engines), begun, until, self.capacity)
         out["load_cpu"] = (machine.cpu_seconds([os.getpid()]) - cpu) / (until - begun)
         return out
 
     async def after(self, usual_s: float) -> float | None:
         await self.settle()
         people = self.people()
-        crowd = await people.arrive(CAPACITY * 10, self.args.seconds / 2)
+        crowd = await people.arrive(self.capacity * 10, self.args.seconds / 2)
         dropped = time.monotonic()
-        rest = await people.arrive(CAPACITY * 0.5, 20)
+        rest = await people.arrive(self.capacity * 0.5, 20)
         until = time.monotonic()
         await end(rest | crowd)
         people.connections.close()
@@ -300,8 +301,7 @@ async def measure(proxy: proxies.Proxy, engines: tuple[int, ...], args: argparse
     bench = Bench(proxy, engines, args)
     light = await bench.open(LIGHT, args.seconds / 2)
     line(proxy.name, f"open {LIGHT} x", light)
-    queue_s = ENGINES * SLOTS / CAPACITY  # `queue: auto` has as many places as there are slots
-    bound = 1.5 * (light["ttft_p95"] or 0) + queue_s
+    unloaded = 1.5 * (light["ttft_p95"] or 0)
     for load in args.loads:
         line(proxy.name, f"open {load:g} x", await bench.open(load, args.seconds))
     for load in (2, 10):
@@ -315,10 +315,10 @@ async def measure(proxy: proxies.Proxy, engines: tuple[int, ...], args: argparse
         hammer = await bench.closed(args.hammers, args.seconds / 2, obey=False)
         line(proxy.name, f"hammer, {args.hammers}", hammer)
         print(f"(the load itself used {hammer['load_cpu']:.0%} of its core)")
-    since = await bench.after(bound)
+    since = await bench.after(unloaded + SERVICE_S)
     took = "not within 20 s" if since is None else f"after {since:.0f} s"
     print(
-        f"{proxy.name}: bound for the p95 TTFT of who is admitted {bound:.2f} s; back to normal {took}",
+        f"{proxy.name}: target for the p95 TTFT {unloaded + MAX_WAIT_S:.2f} s; back to normal {took}",
         flush=True,
     )
 
@@ -327,18 +327,33 @@ async def run(args: argparse.Namespace, where: Path) -> None:
     names = args.only.split(",") if args.only else ["nginx", "sglang-router", "slotgate"]
     engine = ("--kind", "slots", "--slots", str(SLOTS), "--tokens", str(TOKENS))
     pace = ("--interval-ms", str(INTERVAL_S * 1000))
-    print(
-        f"capacity {CAPACITY:.0f} requests/s, {args.seconds} s a phase, patience {args.patience} s"
-    )
-    print("| proxy | load | " + " | ".join(title for _, title, _ in COLUMNS) + " |")
-    print("| --- | --- |" + " --- |" * len(COLUMNS))
     with proxies.engines(ENGINES, where, *engine, *pace) as ports:
+        args.capacity = await capacity_of(ports)
+        print(
+            f"capacity {args.capacity:.1f} requests/s, {args.seconds} s a phase, patience {args.patience} s"
+        )
+        print("| proxy | load | " + " | ".join(title for _, title, _ in COLUMNS) + " |")
+        print("| --- | --- |" + " --- |" * len(COLUMNS))
+        setup = proxies.Setup(ports, slots=SLOTS, max_wait_s=MAX_WAIT_S)
         for name in names:
             try:
-                with proxies.running(name, proxies.Setup(ports, slots=SLOTS), where) as proxy:
+                with proxies.running(name, setup, where) as proxy:
                     await measure(proxy, ports, args)
             except (proxies.NotInstalled, RuntimeError) as error:
                 print(f"| {name} | {error} |" + " |" * len(COLUMNS))
+
+
+async def capacity_of(ports: tuple[int, ...]) -> float:
+    """Requests a second that the engines serve when asked directly, every slot busy."""
+    crowds = [People(port, 60, 0) for port in ports]
+    begun = time.monotonic()
+    await asyncio.gather(*(crowd.repeat(SLOTS, 6, obey=True) for crowd in crowds))
+    took = [answer.whole_s for crowd in crowds for _, _, answer in crowd.tally.served]
+    for crowd in crowds:
+        crowd.connections.close()
+    await asyncio.sleep(max(0.0, begun + 6 + 2 * SERVICE_S - time.monotonic()))
+    await made_by(ports)
+    return ENGINES * SLOTS / (quantile(took, 0.5) or SERVICE_S)
 
 
 def main() -> None:
