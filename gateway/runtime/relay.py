@@ -25,7 +25,9 @@ from gateway.runtime.upstream import Response, UpstreamError
 
 EVENT_STREAM = b"text/event-stream"
 NDJSON = b"application/x-ndjson"
-SET_ON_STREAMS = frozenset(name for name, _ in STREAM_HEADERS)
+
+# A length that an engine gives to a stream leaves no room for the error event that may have to follow.
+NOT_ON_STREAMS = frozenset([b"content-length", *(name for name, _ in STREAM_HEADERS)])
 MOST_REFUSAL = 65_536  # bytes of an engine's refusal that are read when it must become an event
 BROKE = "The backend broke off in the middle of its answer."
 
@@ -67,7 +69,7 @@ async def _stream(
     response: Answer, exchange: Exchange, headers: Headers, wire: Wire, meter: Meter
 ) -> None:
     _refuse_if_empty(response)
-    headers = [pair for pair in headers if pair[0] not in SET_ON_STREAMS] + STREAM_HEADERS
+    headers = [pair for pair in headers if pair[0] not in NOT_ON_STREAMS] + STREAM_HEADERS
     await exchange.start(response.status, headers)
     clock = asyncio.get_running_loop().time
     tap = Tap(wire)
