@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 
 from prometheus_client import generate_latest
 from prometheus_client.core import (
@@ -30,6 +30,7 @@ MOST_SERIES = 3_000
 FOR_HISTOGRAMS = 1_700  # lines of label sets with histograms of their own
 FOR_OTHERS = 1_000  # of all other metrics; what is left is for the rows named `other`
 SLICE_LINES = 200
+SLICE_ROWS = 100  # that are read, or looked at
 FOLDED = ("model", "backend", "key")  # the labels that become `other`; the rest are closed sets
 AGGREGATES = ("all", OTHER, "none")  # label sets of these names alone are always told
 
@@ -63,14 +64,19 @@ class Exposition:
 
     def _slices(self) -> Iterator[bytes]:
         for family in self.families():
-            rows = self._bounded(family, list(family.read()))
+            rows: list[Row] = []
+            for row in family.read():
+                rows.append(row)
+                if len(rows) % SLICE_ROWS == 0:
+                    yield b""
+            rows = yield from self._bounded(family, rows)
             at_once = SLICE_LINES if not rows else max(1, SLICE_LINES // _lines(rows[0][1]))
             for start in range(0, max(1, len(rows)), at_once):
                 text = generate_latest(_One(_metric(family, rows[start : start + at_once])))
                 yield text if start == 0 else text.split(b"\n", 2)[2]  # HELP and TYPE come once
 
-    def _bounded(self, family: Family, rows: list[Row]) -> list[Row]:
-        """Those that have series of their own, and one `other` for the rest of each kind."""
+    def _bounded(self, family: Family, rows: list[Row]) -> Generator[bytes, None, list[Row]]:
+        """Those that have series of their own, and one `other` for the rest of each kind. Pauses by yielding nothing."""
         told = self._told[family.name]
         new = [row for row in rows if row[0] not in told and not _is_aggregate(family, row[0])]
         for labels, value in sorted(new, key=_use, reverse=True):
@@ -79,11 +85,13 @@ class Exposition:
                 self._left[budget] -= lines
                 told.add(labels)
         kept: dict[Labels, Value] = {}
-        for labels, value in rows:
+        for number, (labels, value) in enumerate(rows, 1):
             if labels in told or _is_aggregate(family, labels):
                 _join(kept, labels, value, family.fold)
             elif family.fold != "drop":
                 _join(kept, _folded(family, labels), value, family.fold)
+            if number % SLICE_ROWS == 0:
+                yield b""
         return list(kept.items())
 
 

@@ -53,6 +53,8 @@ Rows: TypeAlias = Iterable[tuple[Labels, Value]]
 class Family:
     """One metric. `name` is without the prefix, and for counters without `_total`.
 
+    `read` gives the rows; others run between them, so it walks over a copy of what may change meanwhile.
+
     `fold`: what becomes of rows beyond the bound on series: their sum or their greatest value is told as `other`, or
     they are not told at all.
     """

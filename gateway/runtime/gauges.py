@@ -42,7 +42,7 @@ def _ours(dispatcher: Dispatcher) -> Iterator[Family]:
         return lambda: [((one.name,), float(read(one))) for one in backends.values()]
 
     def states() -> Rows:
-        for one in backends.values():
+        for one in list(backends.values()):
             now = state_of(one)
             for state in STATES:
                 yield (one.name, state), float(state == now)
@@ -64,7 +64,7 @@ def _reported(dispatcher: Dispatcher, backends: Backends) -> Iterator[Family]:
 
     def each(read: Callable[[EngineReport], float | None]) -> Callable[[], Rows]:
         def values() -> Rows:
-            for name, known in backends.known.items():
+            for name, known in list(backends.known.items()):
                 value = read(known.report) if known.report is not None else None
                 if value is not None:
                     yield (name,), float(value)
@@ -73,7 +73,7 @@ def _reported(dispatcher: Dispatcher, backends: Backends) -> Iterator[Family]:
 
     def ages() -> Rows:
         now = dispatcher.now()
-        for name, known in backends.known.items():
+        for name, known in list(backends.known.items()):
             if known.reported_at is not None:
                 yield (name,), now - known.reported_at
 

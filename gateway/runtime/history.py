@@ -1,7 +1,7 @@
-"""The last five minutes, second by second: what became more, and what was there at that moment.
+"""The last five minutes: what became more, and what was there at each moment.
 
-Law of this file: memory and work do not grow with traffic. One sample a second, 300 of them; a point for the charts
-every five seconds, 60 of them.
+Law of this file: memory and work do not grow with traffic. Once a second a look at the queues, every five seconds a
+sample of all sums and a point for the charts, for five minutes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from gateway.runtime.backends import Backends
 from gateway.runtime.dispatcher import Dispatcher
 from gateway.runtime.metrics import Metrics
 
-SECONDS: Final = 300
-POINT_EVERY: Final = 5  # samples
+KEPT: Final = 60  # samples and points: five minutes
+SAMPLE_EVERY: Final = 5  # seconds
 MINUTE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Sums since the start, at one moment; and whether a queue was full then."""
+    """Sums since the start, at one moment."""
 
     at: float
     served: int
@@ -36,7 +36,6 @@ class Sample:
     prompt_tokens: int
     cached_tokens: int
     generated_tokens: int
-    queue_full: bool
     preemptions: dict[str, int]  # by backend
     errors: dict[str, int]
 
@@ -63,16 +62,21 @@ class History:
         self._metrics = metrics
         self._dispatcher = dispatcher
         self._backends = backends
-        self._samples: deque[Sample] = deque(maxlen=SECONDS)
-        self.points: deque[Point] = deque(maxlen=SECONDS // POINT_EVERY)
-        self._count = 0
+        self._samples: deque[Sample] = deque(maxlen=KEPT)
+        self._full: deque[tuple[float, bool]] = deque(
+            maxlen=int(MINUTE_S)
+        )  # when, was a queue full
+        self.points: deque[Point] = deque(maxlen=KEPT)
+        self._seconds = 0
 
     def sample(self, now: float) -> None:
         """A second has passed."""
-        self._samples.append(self._read(now))
-        self._count += 1
-        if self._count % POINT_EVERY == 0:
-            self.points.append(self._point(now))
+        self._full.append((now, self._is_full()))
+        if self._seconds % SAMPLE_EVERY == 0:
+            self._samples.append(self._read(now))
+            if len(self._samples) > 1:
+                self.points.append(self._point(now))
+        self._seconds += 1
 
     def last_minute(self, now: float) -> tuple[Sample, Sample]:
         """The oldest sample within the last minute, and how things are now."""
@@ -91,7 +95,7 @@ class History:
 
     def queue_full_share(self, now: float) -> float:
         """In which share of the seconds of the last minute a queue was full."""
-        recent = [one.queue_full for one in self._samples if one.at >= now - MINUTE_S]
+        recent = [full for at, full in self._full if at >= now - MINUTE_S]
         return sum(recent) / len(recent) if recent else 0.0
 
     def _read(self, now: float) -> Sample:
@@ -110,14 +114,12 @@ class History:
             prompt_tokens=sum(one.prompt_tokens for one in series),
             cached_tokens=sum(one.cached_tokens for one in series),
             generated_tokens=sum(one.generated_tokens for one in series),
-            queue_full=self._is_full(),
             preemptions=self._preemptions(),
             errors=dict.fromkeys(self._backends.known, 0) | _by_first(metrics.backend_errors),
         )
 
     def _point(self, now: float) -> Point:
-        before = self._samples[max(0, len(self._samples) - 1 - POINT_EVERY)]
-        latest = self._samples[-1]
+        before, latest = self._samples[-2], self._samples[-1]
         seconds = max(latest.at - before.at, 1.0)
         dispatch = self._dispatcher.dispatch
         everything = self._metrics.groups()[-1][1]
