@@ -1,23 +1,24 @@
 """`slotgate`, and `python -m gateway`: the same command.
 
 Law of this file: whatever is wrong with a command line is told in one line on stderr that says what to do, with status 2.
+
+A command is imported when it is wanted: the small ones start at once, and a Ctrl-C meanwhile is click's to answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Any, ClassVar, Final, cast
 
 import click
 from click.exceptions import NoArgsIsHelpError
 
 from gateway import __version__
-from gateway.cli.check import check
-from gateway.cli.demo import demo
-from gateway.cli.keys import keys
-from gateway.cli.serve import serve
-from gateway.cli.status import status
+
+COMMANDS: Final = ("serve", "demo", "check", "keys", "status")  # each is gateway.cli.NAME.NAME
 
 
 class WrongUsage(click.ClickException):
@@ -30,7 +31,20 @@ class Commands(click.Group):
     """The group of all commands, in the order in which a person meets them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  (click's signature)
-        return list(self.commands)
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        return cast("click.Command", getattr(import_module(f"gateway.cli.{cmd_name}"), cmd_name))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS and not args[0].startswith("-"):
+            close = get_close_matches(args[0], COMMANDS) or COMMANDS
+            ctx.fail(f"No such command '{args[0]}'. Did you mean {' or '.join(map(repr, close))}?")
+        return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
         with _one_line():
@@ -68,9 +82,6 @@ def main() -> None:
     SLOTGATE_CONFIG, SLOTGATE_URL and SLOTGATE_KEY stand for --config, --url and --key.
     """  # noqa: D301  (click's own mark for verbatim lines)
 
-
-for command in (serve, demo, check, keys, status):
-    main.add_command(command)
 
 if __name__ == "__main__":
     main(prog_name="slotgate")

@@ -34,8 +34,15 @@ def leaves(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple
     if not isinstance(command, click.Group):
         yield path
         return
-    for name, sub in command.commands.items():
-        yield from leaves(sub, (*path, name))
+    for name in command.list_commands(click.Context(command)):
+        yield from leaves(sub_command(command, name), (*path, name))
+
+
+def sub_command(command: click.Command, name: str) -> click.Command:
+    assert isinstance(command, click.Group)
+    found = command.get_command(click.Context(command), name)
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize(
@@ -82,8 +89,7 @@ def test_every_command_and_each_of_its_options_has_a_word_of_help(path: tuple[st
     assert result.exit_code == 0
     command: click.Command = main
     for name in path:
-        assert isinstance(command, click.Group)
-        command = command.commands[name]
+        command = sub_command(command, name)
     assert command.help
     silent = [p.name for p in command.params if isinstance(p, click.Option) and not p.help]
     assert silent == []
@@ -94,6 +100,21 @@ def test_the_help_of_all_commands_fits_on_a_line_each() -> None:
     assert "..." not in "".join(
         line for line in listed.splitlines() if line.split()[:1] in (["serve"], ["demo"])
     )
+
+
+def test_a_small_command_does_not_load_the_gateway() -> None:
+    script = "import sys; from gateway.__main__ import main; main(['keys', 'list'], standalone_mode=False)"
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"{script}; print('uvicorn' in sys.modules, 'httpx2' in sys.modules)",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == ["False", "False"], done.stderr
 
 
 def test_python_m_gateway_is_the_same_command() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from gateway.__main__ import main
+from gateway.__main__ import COMMANDS, main
 from gateway.runtime.configfile import load
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +69,9 @@ def accept(command: click.Command, arguments: list[str], parent: click.Context) 
 
 
 def all_commands(group: click.Group, path: str) -> Iterator[str]:
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         if isinstance(command, click.Group):
             yield from all_commands(command, f"{path} {name}")
         else:
@@ -117,7 +119,7 @@ def test_every_command_line_in_the_documents_is_accepted(path: Path) -> None:
 
 
 def test_what_is_planned_is_not_there_yet() -> None:
-    assert PLANNED.isdisjoint(main.commands), "take it out of PLANNED"
+    assert PLANNED.isdisjoint(COMMANDS), "take it out of PLANNED"
 
 
 def test_every_command_is_documented() -> None:
