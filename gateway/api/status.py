@@ -11,7 +11,7 @@ from gateway.api.facts import Sources, facts_of, slots_source
 from gateway.core.cost import Price
 from gateway.core.diagnosis import Facts, findings
 from gateway.core.fleet import Backend
-from gateway.core.state import state_of
+from gateway.core.state import word_of
 from gateway.runtime.backends import Known
 from gateway.runtime.decisions import Attempt, Decision
 from gateway.runtime.history import Point
@@ -91,7 +91,7 @@ class Status:
             "url": known.settings.url,
             "engine": report.engine if report else None,
             "version": report.version if report else None,
-            "state": _word(backend),
+            "state": word_of(backend),
             "breaker": backend.breaker.state.value,
             "slots": backend.slots,
             "slots_source": slots_source(known),
@@ -133,12 +133,6 @@ class Status:
         for (key, kind), count in metrics.key_tokens.items():
             keys.setdefault(key, {"requests": 0, "served": 0})[f"{kind}_tokens"] = count
         return dict(sorted(keys.items(), key=lambda item: -item[1]["requests"]))
-
-
-def _word(backend: Backend) -> str:
-    """The state; `busy` for one that is up and has no slot left."""
-    state = state_of(backend)
-    return "busy" if state == "up" and backend.in_flight >= backend.lendable else state
 
 
 def _point(now: float, one: Point) -> dict[str, Any]:

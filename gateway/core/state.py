@@ -10,6 +10,14 @@ FAILING: Final = "failing"  # the breaker is open: it answered probes, but our r
 STATES: Final = (*(fitness.value for fitness in Fitness), FAILING)
 
 
+def word_of(backend: Backend) -> str:
+    """The same for people, who wonder why nothing starts there: `busy` and `settling` are ways to be up."""
+    state = state_of(backend)
+    if state != Fitness.UP.value or backend.in_flight + backend.settling_permits < backend.lendable:
+        return state
+    return "busy" if backend.in_flight >= backend.lendable else "settling"
+
+
 def state_of(backend: Backend) -> str:
     """One of STATES. What the operator said comes first, then what the engine says, then what we met there."""
     if backend.draining:

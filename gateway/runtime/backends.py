@@ -6,37 +6,29 @@ Owner of the Upstreams, the Poller and the Catalog. Reports go to `core.dispatch
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable
+from dataclasses import replace
 
-from gateway.core.catalog import Alias, Catalog, Listing
+from gateway.core.catalog import Alias, Catalog
 from gateway.core.config import Backend as Settings
 from gateway.core.config import Config
 from gateway.core.dispatch import Decision
 from gateway.core.fleet import Advice, Fitness
 from gateway.core.residence import Memory
 from gateway.engines.base import EngineReport, State
+from gateway.engines.changes import merged, other_models, restarted
 from gateway.runtime.dispatcher import Dispatcher
+from gateway.runtime.known import Known, address_of, listing_of, upstream_of
 from gateway.runtime.log import LineLog
 from gateway.runtime.poller import Activity, Poller, PollTarget
-from gateway.runtime.upstream import Target, Upstream, UpstreamError
+from gateway.runtime.upstream import Upstream, UpstreamError
+
+__all__ = ["Backends", "Known"]
 
 SETTLING_ENGINES = ("llama-server", "ollama")  # a cancelled slot is not free at once
 POOLED_ENGINES = ("vllm", "sglang")  # one pool of cache blocks, shared by all requests
 TIMEOUTS = ("first_byte_timeout", "between_bytes_timeout")
 UNKNOWN_SLOTS = 1  # until the engine has said; nothing starts before that
-
-
-@dataclass(slots=True, eq=False)
-class Known:
-    """What is known of one backend. `report` holds the newest word on everything it ever said."""
-
-    settings: Settings
-    upstream: Upstream
-    report: EngineReport | None = None
-    reported_at: float | None = None
-    last_traffic: float | None = None
 
 
 class Backends:
@@ -57,6 +49,7 @@ class Backends:
         self.known: dict[str, Known] = {}
         self.upstreams: dict[str, Upstream] = {}
         self.catalog = Catalog()
+        dispatcher.on_settling = self._on_settling
         for settings in config.backends:
             self._add(settings)
         self._rebuild()
@@ -109,11 +102,10 @@ class Backends:
         if known is None:
             return
         before = known.report
-        known.report = report = _merged(before, report)
+        known.report = report = merged(before, report)
         known.reported_at = now = self._clock()
-        if before is None or before.state is not report.state or before.engine != report.engine:
-            self._tell(name, report)
-        if _restarted(before, report):
+        self._tell(name, before, report)
+        if restarted(before, report):
             self._dispatcher.dispatch.forget_cache(name)
         self._hold(name, report, now)
         decisions = self._resize(now, known)
@@ -166,6 +158,10 @@ class Backends:
         pools = [pool.backends for pool in self.catalog.pools.values() if name in pool.backends]
         return not any(self.is_up(pool - {name}) for pool in pools)
 
+    def _on_settling(self, name: str) -> None:
+        """A slot is lent again when a report shows it idle: the next one should come soon."""
+        self.poller.stir(name)
+
     def touch(self, name: str) -> None:
         """It was sent a request."""
         known = self.known.get(name)
@@ -187,7 +183,7 @@ class Backends:
         )
 
     def _add(self, settings: Settings) -> None:
-        upstream = _upstream(settings)
+        upstream = upstream_of(settings)
         self.known[settings.name] = Known(settings, upstream)
         self.upstreams[settings.name] = upstream
         self._dispatcher.dispatch.put(
@@ -209,8 +205,8 @@ class Backends:
     async def _change(self, known: Known, settings: Settings) -> list[Decision]:
         """Other settings for a backend that stays. At another address there is another engine."""
         before, known.settings = known.settings, settings
-        if _address(before) != _address(settings):
-            old, known.upstream = known.upstream, _upstream(settings)
+        if address_of(before) != address_of(settings):
+            old, known.upstream = known.upstream, upstream_of(settings)
             self.upstreams[settings.name] = known.upstream
             known.report = known.reported_at = None
             self._dispatcher.dispatch.forget_cache(settings.name)
@@ -255,10 +251,18 @@ class Backends:
         aliases = tuple(
             Alias(name, alias.ids, alias.fallback) for name, alias in self._config.models.items()
         )
-        listings = {name: _listing(known) for name, known in self.known.items()}
+        listings = {name: listing_of(known) for name, known in self.known.items()}
         self.catalog = Catalog.build(listings, aliases, self._config.default_model)
 
-    def _tell(self, name: str, report: EngineReport) -> None:
+    def _tell(self, name: str, before: EngineReport | None, report: EngineReport) -> None:
+        """One line for each change that an operator may wonder about later."""
+        new, gone = other_models(before, report)
+        if new or gone:
+            self._log.event("info", "backend", backend=name, models_new=new, models_gone=gone)
+        if before is not None and (before.state, before.engine) == (report.state, report.engine):
+            if restarted(before, report):
+                self._log.event("info", "backend", backend=name, restarted=True)
+            return
         level = "warning" if report.state is State.DOWN else "info"
         self._log.event(
             level,
@@ -276,66 +280,3 @@ class Backends:
     def _poll_target(settings: Settings) -> PollTarget:
         key = settings.api_key.reveal() if settings.api_key else None
         return PollTarget(settings.name, settings.url, settings.engine, key, settings.ca)
-
-
-def _upstream(settings: Settings) -> Upstream:
-    key = settings.api_key.reveal() if settings.api_key else None
-    return Upstream(Target.parse(settings.name, settings.url, key, settings.ca))
-
-
-def _address(settings: Settings) -> tuple[object, ...]:
-    return settings.url, settings.api_key, settings.ca, settings.engine
-
-
-def _restarted(before: EngineReport | None, report: EngineReport) -> bool:
-    """A restarted engine has an empty cache."""
-    if before is None:
-        return False
-    return (
-        (before.state in (State.DOWN, State.SLEEPING) and report.state is State.UP)
-        or before.incarnation != report.incarnation
-        or before.engine != report.engine
-    )
-
-
-def _merged(before: EngineReport | None, report: EngineReport) -> EngineReport:
-    """What an engine did not say this time still stands; load figures do not outlive their round."""
-    if before is None or before.engine != report.engine:
-        return report
-    lasting: dict[str, Any] = {
-        name: getattr(before, name)
-        for name in (
-            "version",
-            "models",
-            "slots",
-            "context_per_slot",
-            "kv_tokens",
-            "max_loaded",
-            "incarnation",
-            "preemptions",
-        )
-        if getattr(report, name) is None
-    }
-    if report.slots is None:
-        lasting["slots_assumed"] = before.slots_assumed
-    if report.kv_tokens is None:
-        lasting["kv_shared"] = before.kv_shared
-    if not report.capabilities:
-        lasting["capabilities"] = before.capabilities
-    if before.documents:
-        lasting["documents"] = {**before.documents, **report.documents}
-    return replace(report, **lasting)
-
-
-def _listing(known: Known) -> Listing:
-    """The models of one backend: as configured, else as it said."""
-    settings, report = known.settings, known.report
-    documents: dict[str, Mapping[str, Any]] = {}
-    for model in (report.models or ()) if report else ():
-        for name in (model.id, *model.aliases):
-            documents[name] = model.document
-    if settings.models is not None:
-        documents = {name: documents.get(name, {}) for name in settings.models}
-    paths = report.capabilities if report and report.capabilities else None
-    latest = report is not None and report.engine == "ollama"
-    return Listing(settings.name, documents, paths, latest)

@@ -53,6 +53,7 @@ class Dispatcher:
         self.dispatch = dispatch
         self._rng = rng
         self._on_refused = on_refused
+        self.on_settling: Callable[[str], None] = lambda _backend: None  # `Backends` sets it
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, asyncio.Future[Start | Refuse]] = {}
         self._timer: asyncio.Handle | None = None
@@ -247,6 +248,8 @@ class Place:
             decisions = dispatcher.dispatch.release(
                 now, ticket, cancelled=self._cancelled, served=self.served, used=self.used
             )
+            if self._cancelled:
+                dispatcher.on_settling(self.backend)
         else:
             decisions = dispatcher.dispatch.cancel(now, ticket)
         dispatcher.apply(decisions)

@@ -39,7 +39,7 @@ OnWarning = Callable[[str, str], None]
 
 @dataclass(slots=True)
 class _Watch:
-    """What is remembered of one backend between rounds. Owned by its task; `poke` only sets `poked`."""
+    """What is remembered of one backend between rounds. Owned by its task; others only set `poked` and `stirred`."""
 
     target: PollTarget
     probe: Probe
@@ -51,7 +51,8 @@ class _Watch:
     weighed: float = -1e9  # the last round that asked for load
     filled: float = -1e9  # the last full round
     warned: set[str] = field(default_factory=set)
-    poked: asyncio.Event = field(default_factory=asyncio.Event)
+    poked: bool = False
+    stirred: asyncio.Event = field(default_factory=asyncio.Event)
     first: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -115,7 +116,14 @@ class Poller:
         """Asks for an early look at this backend; never earlier than the pace allows. Unknown names are ignored."""
         watch = self._watches.get(name)
         if watch is not None:
-            watch.poked.set()
+            watch.poked = True
+            watch.stirred.set()
+
+    def stir(self, name: str) -> None:
+        """What this backend does has changed: when the next look is due is worked out anew."""
+        watch = self._watches.get(name)
+        if watch is not None:
+            watch.stirred.set()
 
     def _begin(self, target: PollTarget) -> None:
         watch = _Watch(target, Probe(target))
@@ -145,7 +153,7 @@ class Poller:
 
     async def _round(self, watch: _Watch, now: float) -> None:
         look = self._look(watch, now)
-        watch.poked.clear()
+        watch.poked = False
         findings = await watch.probe.ask_round(look, watch.engine)
         if look.full and _is_another(findings, watch.engine):
             findings = await watch.probe.ask_round(Look(), None)
@@ -165,7 +173,7 @@ class Poller:
         return Look(
             weigh=weigh and self._may_weigh(watch.target.name),
             # Whoever pokes has met something strange: look at everything, also at who is there.
-            full=watch.known is None or watch.poked.is_set() or now - watch.filled >= _FULL_S,
+            full=watch.known is None or watch.poked or now - watch.filled >= _FULL_S,
         )
 
     def _is_active(self, watch: _Watch) -> bool:
@@ -184,18 +192,19 @@ class Poller:
         """Waits for the next round; looks up once a second whether traffic has made it due earlier."""
         stretch = 1 + _JITTER * self._rng.random()
         while (left := self._due(watch, stretch) - loop.time()) > 0:
-            if watch.poked.is_set():
-                await asyncio.sleep(left)  # the event would not wait: what is due now stands
+            if watch.poked:
+                await asyncio.sleep(left)  # nothing can make it due earlier
                 continue
             # Not wait_for: in Python 3.11 it loses a cancellation that meets the event (bpo-37658).
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, _TICK_S)):
-                    await watch.poked.wait()
+                    await watch.stirred.wait()
+            watch.stirred.clear()
 
     def _due(self, watch: _Watch, stretch: float) -> float:
         soonest = watch.ended + _NEAREST_S * stretch
         settled = watch.known is not None and watch.known.state in (State.UP, State.SLEEPING)
-        if watch.poked.is_set() or watch.failures or not settled:
+        if watch.poked or watch.failures or not settled:
             return soonest
         idle = watch.ended + _IDLE_S * stretch
         if not self._is_active(watch):
