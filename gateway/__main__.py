@@ -42,8 +42,9 @@ class Commands(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            close = get_close_matches(args[0], COMMANDS) or COMMANDS
-            ctx.fail(f"No such command '{args[0]}'. Did you mean {' or '.join(map(repr, close))}?")
+            close = get_close_matches(args[0], COMMANDS)
+            hint = f"Did you mean '{close[0]}'?" if close else f"There are {', '.join(COMMANDS)}."
+            ctx.fail(f"No such command '{args[0]}'. {hint}")
         return super().resolve_command(ctx, args)
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:

@@ -80,8 +80,19 @@ def test_the_conversation_goes_on_at_the_engine_that_has_it_cached(
 
 @pytest.mark.parametrize("seen", ["Starting", "engine-1", "You:", "at once", "any API key"])
 def test_ctrl_c_at_any_moment_leaves_nothing_behind(seen: str) -> None:
+    interrupted_at(seen, MODEL_GGUF="/no/such.gguf")
+
+
+@pytest.mark.engine("llama-server")
+@pytest.mark.parametrize("seen", ["Starting", "You:"])
+def test_ctrl_c_leaves_no_real_engine_behind(on_real_engines: str, seen: str) -> None:
+    assert on_real_engines  # they can run here
+    interrupted_at(seen)
+
+
+def interrupted_at(seen: str, **environ: str) -> None:
     async def main() -> None:
-        process = await start("--keep", MODEL_GGUF="/no/such.gguf")
+        process = await start("--keep", **environ)
         said = await read_until(process, seen)
         children = children_of(process.pid)
         process.send_signal(signal.SIGINT)
