@@ -53,7 +53,7 @@ async def relay(response: Answer, exchange: Exchange, route: Route, meter: Meter
         raise GatewayError("upstream_auth", "The backend refused the gateway's own key.")
     streams = _stream_type(response)
     if exchange.early and streams != exchange.streams:
-        await _too_late(response, exchange)
+        await _too_late(response, exchange, b"")
         return
     headers = to_downstream(response.headers)
     headers += exchange.identity()
@@ -135,6 +135,9 @@ async def _whole(
         data = await response.read()
     except UpstreamError as error:
         raise refusal(error) from error
+    if exchange.early:  # meanwhile
+        await _too_late(response, exchange, data)
+        return
     await exchange.start(response.status, headers)
     tap = BodyTap(route.wire)
     try:
@@ -152,13 +155,15 @@ async def _whole(
         meter.used(tap.figures.usage)
 
 
-async def _too_late(response: Answer, exchange: Exchange) -> None:
-    """The status is given away: what the engine says instead of a stream becomes the stream's last event."""
+async def _too_late(response: Answer, exchange: Exchange, body: bytes) -> None:
+    """The status is given away: what the engine says instead of a stream becomes the stream's last event.
+
+    `body`: what has been read of it.
+    """
     if response.status < 400:
         raise GatewayError(
             "upstream_failed_ran", "The backend answered with no stream, after one had begun."
         )
-    body = b""
     try:
         while len(body) < MOST_REFUSAL and (data := await response.read()):
             body += data

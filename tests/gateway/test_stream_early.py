@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from gateway.core.errors import Family
+from gateway.core.routes import ROUTES
 from gateway.core.wire import Wire
+from gateway.runtime.exchange import Exchange
 from gateway.runtime.keepalive import EarlyHead
 from tests.fakes.connection import Connection
 from tests.fakes.engine import FakeEngine
@@ -112,6 +115,25 @@ def test_an_engines_late_refusal_is_told_as_an_event_with_its_own_words(
             assert await slotgate.outcomes() == {"upstream_refused": 1}
 
     check()
+
+
+@in_loop
+async def test_a_refusal_whose_body_is_late_is_an_event_too() -> None:
+    """Its head came in time, but a head alone is not passed on."""
+    body = json.dumps(REFUSAL).encode()
+    head = b"HTTP/1.1 400 Bad\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    async with FakeEngine() as engine, running_gateway(engine, timeouts=SOON) as slotgate:
+        for status in (b"400", b"503", b"500", b"200"):
+            engine.script(raw((head % len(body)).replace(b"400", status), 0.4, body))
+            async with await asking(slotgate, stream=True) as client:
+                answer = await client.response()
+            assert (answer.status, answer.ended) == (200, "whole")
+            event = answer.body.removeprefix(COMMENT)
+            if status == b"200":
+                assert b"upstream_failed" in event
+            else:
+                _check_event(CHAT, event, "no such thing", "odd")
+        assert await slotgate.outcomes() == {"upstream_refused": 3, "upstream_failed": 1}
 
 
 @pytest.mark.parametrize(
@@ -217,39 +239,51 @@ async def test_a_client_that_leaves_after_an_early_head_frees_the_engine() -> No
         await eventually(lambda: slotgate.metric("requests_total", outcome="client_gone"))
 
 
-class _Exchange:
-    """As much of an exchange as an early head touches."""
+class _Edge:
+    """The connection, as far as an early head touches it: what was written to it."""
 
-    can_start_early = True
-    started = ended = False
-    bytes_out = 0
-    streams = b""
+    write_paused = False
 
     def __init__(self) -> None:
-        self.received_at = asyncio.get_running_loop().time()
-        self.inserted: list[bytes] = []
+        self.written: list[bytes] = []
 
-    def start_early(self, content_type: bytes) -> None:
-        self.started, self.streams = True, content_type
+    def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        assert dict(headers)[b"content-type"] == b"text/event-stream"
+        self.written.append(b"%d" % status)
 
-    def insert(self, comment: bytes) -> None:
-        self.inserted.append(comment)
+    def write(self, data: bytes, *, more: bool) -> None:
+        assert more
+        self.written.append(data)
+
+
+def _exchange(edge: _Edge) -> Exchange:
+    scope = {"method": "POST", "query_string": b"", "headers": []}
+    scope["extensions"] = {"slotgate.edge": edge}
+    unused: Any = None
+    exchange = Exchange(scope, unused, unused, route=ROUTES[CHAT], path=CHAT, family=Family.OPENAI)
+    exchange.received_at = asyncio.get_running_loop().time()
+    return exchange
 
 
 @in_loop
 async def test_comments_go_on_until_the_engine_speaks() -> None:
-    exchange: Any = _Exchange()
+    edge = _Edge()
+    exchange = _exchange(edge)
     with EarlyHead(exchange, Wire.CHAT, 0.01, every_s=0.01):
-        await eventually(lambda: len(exchange.inserted) >= 3)
-        exchange.bytes_out = 1
-        count = len(exchange.inserted)
+        await eventually(lambda: len(edge.written) >= 4)
+        assert set(edge.written) == {b"200", COMMENT}
+        await exchange.write(b"data: {}\n\n")
         await asyncio.sleep(0.1)
-        assert len(exchange.inserted) == count
-    exchange = _Exchange()
-    with EarlyHead(exchange, Wire.CHAT, 0.01, every_s=0.01):
+        assert edge.written[-1] == b"data: {}\n\n"
+
+
+@in_loop
+async def test_a_request_that_has_ended_gets_no_early_head() -> None:
+    edge = _Edge()
+    with EarlyHead(_exchange(edge), Wire.CHAT, 0.01, every_s=0.01):
         pass
     await asyncio.sleep(0.05)
-    assert not exchange.started, "the request had ended"
+    assert not edge.written
 
 
 @in_loop
