@@ -186,7 +186,7 @@ class Dispatch:
     def remove(self, name: str) -> list[Decision]:
         """A backend is gone from the configuration. What it has in flight still comes back."""
         self.backends.pop(name, None)
-        self.index.forget(name)
+        self.index.remove(name)
         return [*self.queue.hopeless()]
 
     def report(

@@ -98,7 +98,7 @@ class Permits:
             if used.cached_tokens is not None:
                 work = used.prompt_tokens - used.cached_tokens
                 cached = round(used.cached_tokens * per_token)
-                self._index.correct(backend.name, offer.chain, cached)
+                self._index.correct(backend.name, offer.ticket, cached)
         if used is not None and used.generated_tokens is not None and offer.permits == 1:
             backend.room.learn(used.generated_tokens)
         if held.loads:  # what it took says more about the load

@@ -46,8 +46,13 @@ def test_what_was_sent_there_and_has_no_first_token_is_ahead_of_it() -> None:
 
 def test_without_a_free_slot_it_waits_for_its_share_of_the_service_time() -> None:
     busy = backend(in_flight=2)
-    assert price(busy).wait_s == pytest.approx(5.0)
-    assert price(busy, promised=3).wait_s == pytest.approx(20.0)
+    assert price(busy).wait_s == pytest.approx(2.5), "the next one to end is half-way, on average"
+    assert price(busy, promised=3).wait_s == pytest.approx(17.5)
+
+
+def test_what_is_computed_while_it_waits_is_not_ahead_of_it_any_more() -> None:
+    busy = backend(in_flight=2, backlog_tokens=4000)
+    assert (price(busy).wait_s, price(busy).backlog_s) == pytest.approx((2.5, 1.5))
 
 
 def test_a_request_for_two_permits_waits_where_only_one_is_free() -> None:
@@ -60,7 +65,7 @@ def test_requests_of_others_lengthen_the_wait_while_their_report_is_fresh() -> N
     busy = backend(in_flight=2)
     alone = price(busy).wait_s
     busy.hear(Advice(at=100.0, running=6), asked_at=100.0)
-    assert price(busy).wait_s == pytest.approx(alone * 5)
+    assert price(busy).wait_s == pytest.approx(alone * 9)
     busy.hear(Advice(at=80.0, running=6), asked_at=80.0)
     assert price(busy).wait_s == pytest.approx(alone)
 
@@ -70,6 +75,11 @@ def test_a_cold_prefill_costs_as_often_as_others_want_this_backend() -> None:
     assert price(backend(), tokens=1000, cached=1000, promised=4).own_s == 0.0
 
 
+def test_a_cold_prefill_costs_as_often_as_requests_are_in_flight_there() -> None:
+    assert price(backend(in_flight=1), tokens=1000).own_s == pytest.approx(2.0)
+    assert price(backend(in_flight=1), tokens=1000, cached=1000).own_s == 0.0
+
+
 def test_the_cheapest_wins() -> None:
     cheap, dear = price(backend("a"), tokens=1000), price(backend("b"), tokens=2000)
     assert cost.cheapest([dear, cheap], 0) is cheap
@@ -77,7 +87,8 @@ def test_the_cheapest_wins() -> None:
 
 @pytest.mark.parametrize(("tokens", "tied"), [(1000, True), (1049, True), (1100, False)])
 def test_within_five_percent_the_less_used_one_wins(tokens: int, tied: bool) -> None:
-    used, unused = backend("a", in_flight=1), backend("b")
+    used, unused = backend("a"), backend("b")
+    used.settle(100.0, 5.0, 1)
     prices = [price(used, tokens=1000), price(unused, tokens=tokens)]
     assert cost.cheapest(prices, 0).backend is (unused if tied else used)
 

@@ -1,0 +1,265 @@
+"""Models of what an engine's cache keeps of past prompts.
+
+Law of this file: a model believes what the engine would keep, no more. It holds at most what the cache holds, in bytes
+and in blocks, evicts as it would, and is corrected by what the engine reports.
+
+Two kinds (engines.md 1.9, 3.8):
+  Pool       vLLM, SGLang: one pool of blocks; whoever has the prefix profits, even while the first still runs
+  Sequences  llama-server, Ollama: whole sequences, one for each slot and some saved in RAM; a running sequence
+             serves nobody else, and a newcomer takes over the idle slot with the longest common prefix
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from gateway.core.chain import BLOCK_BYTES, EMPTY, Chain, deepest
+
+TAKE_OVER = (
+    0.10  # least share of the new prompt that makes llama-server choose a slot by its prefix
+)
+SAVE_BELOW = 0.50  # a slot that keeps less than this of its sequence saves it to RAM first
+RESTORE_ABOVE = 0.25  # a saved sequence is restored when at least this share of it is used
+RAM_BYTES = (
+    65_536 * 4
+)  # of prompt: first guess at `--cache-ram` (8 GiB by default; engines do not say it in tokens)
+MOST_RAM_BYTES = 16 * RAM_BYTES
+MOST_BLOCKS = 65_536  # of one backend's pool or RAM, however small its blocks: about 8 MB
+GROWS, SHRINKS = 1.25, 0.8  # the guess, by one answer that speaks against it
+
+
+class Cache(Protocol):
+    """What one backend is believed to hold. Sizes in bytes of prompt."""
+
+    def match(self, chain: Chain, *, busy_too: bool) -> int:
+        """How many leading bytes of this prompt it has. `busy_too`: count what is free by the time it starts."""
+        ...
+
+    def start(self, ticket: int, chain: Chain) -> None:
+        """A request runs there now."""
+        ...
+
+    def end(self, ticket: int) -> None:
+        """It ended: what it left can be used."""
+        ...
+
+    def correct(self, ticket: int, cached_bytes: int) -> None:
+        """The engine had this many bytes of this request's prompt when it started it."""
+        ...
+
+    def resize(self, slots: int, capacity: int) -> None: ...
+
+    def emptied(self) -> Cache:
+        """The same cache after a restart of its engine."""
+        ...
+
+    @property
+    def blocks(self) -> int: ...
+
+
+class Pool:
+    """One pool of blocks, the least recently used out first."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._held: OrderedDict[int, int] = OrderedDict()  # hash: bytes
+        self._size = 0
+
+    @property
+    def blocks(self) -> int:
+        return len(self._held)
+
+    def match(self, chain: Chain, *, busy_too: bool) -> int:  # noqa: ARG002  (running blocks are shared at once)
+        depth = deepest(chain.hashes, self._held)
+        return chain.ends[depth - 1] if depth else 0
+
+    def start(self, ticket: int, chain: Chain) -> None:  # noqa: ARG002
+        held, ends = self._held, chain.ends
+        for place in range(len(ends) - 1, -1, -1):  # the head last: the tail goes first, as in vLLM
+            one = chain.hashes[place]
+            if one in held:
+                held.move_to_end(one)
+            else:
+                held[one] = size = ends[place] - (ends[place - 1] if place else 0)
+                self._size += size
+        self._evict()
+
+    def end(self, ticket: int) -> None:
+        pass
+
+    def correct(self, ticket: int, cached_bytes: int) -> None:
+        pass  # the request has put its blocks there since; what was evicted goes by age
+
+    def resize(self, slots: int, capacity: int) -> None:  # noqa: ARG002
+        self._capacity = capacity
+        self._evict()
+
+    def emptied(self) -> Pool:
+        return Pool(self._capacity)
+
+    def _evict(self) -> None:
+        held = self._held
+        while held and (self._size > self._capacity or len(held) > MOST_BLOCKS):
+            _, size = held.popitem(last=False)
+            self._size -= size
+
+
+@dataclass(slots=True, eq=False)
+class Kept:
+    """A sequence that the engine keeps."""
+
+    chain: Chain = EMPTY
+    hashes: frozenset[int] = frozenset()
+    ticket: int | None = None  # who is using it; None: idle
+    used: int = 0  # order of last use
+
+
+class Expected(NamedTuple):
+    """What a request was expected to find when it started."""
+
+    bytes: int
+    saved: int | None  # the sequence in RAM that has it; None: a slot, or nothing
+    evicted: bool  # had RAM been full by then?
+
+
+class Sequences:
+    """Whole sequences: one for each slot, and a RAM cache of what slots lost."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = [Kept() for _ in range(slots)]
+        self._ram = Ram()
+        self._expected: OrderedDict[int, Expected] = OrderedDict()  # by ticket
+        self._clock = 0
+
+    @property
+    def blocks(self) -> int:
+        return sum(len(one.hashes) for one in self._slots) + self._ram.blocks
+
+    def match(self, chain: Chain, *, busy_too: bool) -> int:
+        depth, end = 0, len(chain.hashes)
+        for slot in self._slots:
+            if busy_too or slot.ticket is None:
+                depth = deepest(chain.hashes, slot.hashes, depth)
+                if depth == end:
+                    break
+        depth, _ = self._ram.deeper(chain, depth)
+        return chain.ends[depth - 1] if depth else 0
+
+    def start(self, ticket: int, chain: Chain) -> None:
+        """The engine's own choice: the idle slot with the longest common prefix, else the least recently used."""
+        idle = [slot for slot in self._slots if slot.ticket is None]
+        if not idle:  # more than we know of: nothing can be said about it
+            return
+        slot, depth = idle[0], 0
+        for one in idle:
+            deeper = deepest(chain.hashes, one.hashes, depth)
+            if deeper > depth:
+                slot, depth = one, deeper
+        if not depth or chain.ends[depth - 1] <= TAKE_OVER * chain.size:
+            slot = min(idle, key=lambda one: one.used)
+            depth = deepest(chain.hashes, slot.hashes)
+        common = chain.ends[depth - 1] if depth else 0
+        depth, saved = self._ram.deeper(chain, depth)
+        self._expect(ticket, chain.ends[depth - 1] if depth else 0, saved)
+        if slot.chain.size and common < SAVE_BELOW * slot.chain.size:
+            self._ram.save(slot)
+        slot.chain, slot.hashes, slot.ticket = chain, frozenset(chain.hashes), ticket
+        self._touch(slot)
+
+    def end(self, ticket: int) -> None:
+        for slot in self._slots:
+            if slot.ticket == ticket:
+                slot.ticket = None
+                self._touch(slot)
+
+    def correct(self, ticket: int, cached_bytes: int) -> None:
+        """What was expected from RAM and not there is gone; what was there in spite of us says that RAM is larger."""
+        expected = self._expected.pop(ticket, None)
+        if expected is None:
+            return
+        if expected.saved is not None and cached_bytes + BLOCK_BYTES < expected.bytes:
+            self._ram.lacked(expected.saved)
+        elif expected.evicted and cached_bytes > expected.bytes + 2 * BLOCK_BYTES:
+            self._ram.grow()
+
+    def resize(self, slots: int, capacity: int) -> None:  # noqa: ARG002
+        while len(self._slots) < slots:
+            self._slots.append(Kept())
+        while len(self._slots) > slots and any(one.ticket is None for one in self._slots):
+            idle = [one for one in self._slots if one.ticket is None]
+            self._slots.remove(min(idle, key=lambda one: one.used))
+
+    def emptied(self) -> Sequences:
+        return Sequences(len(self._slots))
+
+    def _touch(self, slot: Kept) -> None:
+        self._clock += 1
+        slot.used = self._clock
+
+    def _expect(self, ticket: int, size: int, saved: int | None) -> None:
+        self._expected[ticket] = Expected(size, saved, self._ram.has_evicted)
+        if len(self._expected) > 4 * len(self._slots) + 64:
+            self._expected.popitem(last=False)
+
+
+@dataclass(slots=True, eq=False)
+class Ram:
+    """What slots lost, oldest first. Owned by one `Sequences`.
+
+    Each block remembers the newest sequence that has it, so looking for a prefix does not go through all of them.
+    """
+
+    has_evicted: bool = False
+    _limit: int = RAM_BYTES
+    _kept: OrderedDict[int, Chain] = field(default_factory=OrderedDict)
+    _newest: dict[int, int] = field(default_factory=dict)  # hash: key of a kept sequence
+    _size: int = 0
+    _count: int = 0
+    _blocks: int = 0
+
+    @property
+    def blocks(self) -> int:
+        return self._blocks
+
+    def deeper(self, chain: Chain, depth: int) -> tuple[int, int | None]:
+        """Does a saved sequence have more leading blocks than `depth`? How many, and which one."""
+        more = deepest(chain.hashes, self._newest, depth)
+        if more > depth:
+            key = self._newest[chain.hashes[more - 1]]
+            if chain.ends[more - 1] >= RESTORE_ABOVE * self._kept[key].size:
+                return more, key
+        return depth, None
+
+    def save(self, slot: Kept) -> None:
+        self._count += 1
+        chain = slot.chain
+        self._kept[self._count] = chain
+        self._newest.update(dict.fromkeys(chain.hashes, self._count))
+        self._size += chain.size
+        self._blocks += len(chain.hashes)
+        self._evict()
+
+    def lacked(self, key: int) -> None:
+        """A sequence that should be there is not."""
+        self._limit = int(self._limit * SHRINKS)
+        if key in self._kept:
+            self._drop(key)
+        self._evict()
+
+    def grow(self) -> None:
+        self._limit = min(int(max(self._limit, RAM_BYTES // 16) * GROWS), MOST_RAM_BYTES)
+
+    def _evict(self) -> None:
+        while self._kept and (self._size > self._limit or self._blocks > MOST_BLOCKS):
+            self.has_evicted = True
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, key: int) -> None:
+        chain = self._kept.pop(key)
+        self._size -= chain.size
+        self._blocks -= len(chain.hashes)
+        for one in chain.hashes:
+            if self._newest.get(one) == key:
+                del self._newest[one]
