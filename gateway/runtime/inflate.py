@@ -132,7 +132,7 @@ def _deflate(pieces: Iterator[bytes | memoryview]) -> Iterator[bytes]:
         len(first) >= 2 and first[0] & 15 == 8 and int.from_bytes(first[:2], "big") % 31 == 0
     )
     bits = zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS
-    return _zlib(_chained(first, pieces), bits, members=False)
+    yield from _zlib(_chained(first, pieces), bits, members=False)
 
 
 def _zlib(pieces: Iterator[bytes | memoryview], bits: int, *, members: bool) -> Iterator[bytes]:
