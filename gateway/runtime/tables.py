@@ -40,7 +40,7 @@ def _requests(metrics: Metrics) -> Iterator[Family]:
     )
     yield Family(
         "key_requests",
-        "Requests of each key, on all paths, by how they ended.",
+        "Relayed requests of each key, and those refused on any path, by how they ended.",
         ("key", "outcome"),
         _table(metrics.key_requests),
         "counter",
