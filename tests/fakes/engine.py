@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Self
@@ -272,11 +272,10 @@ class FakeEngine:
             else:
                 self._give(lease)
 
-    def abort_others(self, keep: Request) -> None:
+    def abort(self, requests: Iterable[Request]) -> None:
         """What a model swap does to the requests that run."""
-        for request in self.occupancy.requests():
-            if request is not keep:
-                request.connection.rst()
+        for request in requests:
+            request.connection.rst()
 
     async def answer(self, connection: Connection, request: Request, rule: Rule | None) -> None:
         """Answers one request, by its script or by default. Called by the intake in a task of its own."""

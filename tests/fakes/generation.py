@@ -99,7 +99,7 @@ async def answer(engine: FakeEngine, connection: Connection, permits: int, promp
         await connection.respond(status, document, [("Connection", "close")])
         return
     await engine.wake()
-    await _load(engine, request, ask.model)
+    await _load(engine, ask.model)
     wire = WIRES.get(request.path)
     streamed = wire is not None and ask.document.get("stream", wire.streams_by_default) is True
     headers = engine.behaviour.headers or _HEADERS_BY_KIND.get(engine.kind, "at_once")
@@ -156,20 +156,21 @@ async def _generate_silently(engine: FakeEngine, said: Answer, lease: Lease) -> 
     lease.slots[0].decoded = said.tokens
 
 
-async def _load(engine: FakeEngine, request: Request, model: str | None) -> None:
+async def _load(engine: FakeEngine, model: str | None) -> None:
     """Loads the model when it is not there; an engine that holds one at a time drops the other and its work."""
     if model is None or engine.kind not in ("llama-router", "ollama"):
         return
+    model = _own_id(engine, model)
     swap_s = engine.behaviour.swap_s
     if swap_s is not None and engine.current_model not in (None, model):
         engine.swaps += 1
         engine.loaded.clear()
-        engine.abort_others(request)
+        engine.abort(one for one in engine.occupancy.requests() if not _is_for(engine, one, model))
+    engine.current_model = model
     if model not in engine.loaded:
         engine.loads[model] += 1
         engine.loaded.add(model)
         await _sleep(swap_s or 0)
-    engine.current_model = model
 
 
 def _answer(engine: FakeEngine, ask: Ask, prompt: str, lease: Lease) -> Answer:
@@ -196,7 +197,7 @@ def _refusal(
     if behaviour.api_key is not None and not _authorised(request, behaviour.api_key):
         return 401, error(401, "Invalid API Key", "authentication_error")
     strict = engine.kind in ("vllm", "ollama", "sglang")
-    if strict and ask.model is not None and ask.model not in engine.models:
+    if strict and ask.model is not None and _own_id(engine, ask.model) not in engine.models:
         return 404, error(404, f"The model `{ask.model}` does not exist.", "NotFoundError")
     if permits > engine.slots and engine.kind == "llama-server":
         return 400, error(400, f"Value must be between 1 <= value <= {engine.slots}", "invalid")
@@ -207,6 +208,17 @@ def _refusal(
     if behaviour.max_waiting is not None and engine.waiting >= behaviour.max_waiting:
         return 503, error(503, "The engine is currently busy", "Service Unavailable")
     return None
+
+
+def _is_for(engine: FakeEngine, request: Request, model: str) -> bool:
+    return _own_id(engine, Ask.of(request).model or model) == model
+
+
+def _own_id(engine: FakeEngine, model: str) -> str:
+    """To Ollama, `x` is `x:latest`."""
+    if engine.kind == "ollama" and model not in engine.models:
+        return f"{model}:latest"
+    return model
 
 
 def _authorised(request: Request, key: str) -> bool:
