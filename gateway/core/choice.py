@@ -37,13 +37,21 @@ class Choice:
                 return self._choose(now, free)
         else:
             for backend in self._backends.values():
-                backend.idle_wanted_since = None
+                backend.end_idle(now)
         return None
 
     def patience_ends(self) -> list[float]:
         """When idle slots that are wanted go to whoever can use them."""
         since = [b.idle_wanted_since for b in self._backends.values()]
         return [at + GIVE_UP_S for at in since if at is not None]
+
+    def idle_spells(self) -> list[float]:
+        """Those that have ended and were not told yet, in seconds."""
+        spells: list[float] = []
+        for backend in self._backends.values():
+            spells += backend.idle_spells
+            backend.idle_spells.clear()
+        return spells
 
     def batch_waits_for(self, name: str) -> bool:
         return any(
@@ -105,7 +113,7 @@ class Choice:
         for name in free:
             backend = self._backends[name]
             if name not in wanted:
-                backend.idle_wanted_since = None
+                backend.end_idle(now)
             elif backend.idle_wanted_since is None:
                 backend.idle_wanted_since = now
 

@@ -255,6 +255,10 @@ class Dispatch:
         """A refusal that needs no body: every pool that the key could use is full, and nobody would give way."""
         return self.queue.full_for(now, key, pools)
 
+    def idle_spells(self) -> list[float]:
+        """How long slots were free and wanted by somebody who waited for a warmer one: seconds, each told once."""
+        return self._choice.idle_spells()
+
     def depth(self, pool: frozenset[str]) -> int:
         """Requests that wait for any backend of this pool."""
         return self.queue.depth(pool)

@@ -126,6 +126,9 @@ class Backend:
     released: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=64))
     reserved_by: int | None = None  # the ticket for which freed slots are kept
     idle_wanted_since: float | None = None  # a slot is free, and somebody who could use it waits
+    idle_spells: deque[float] = field(
+        default_factory=lambda: deque(maxlen=256)
+    )  # seconds, not yet told
     since_batch: int = 0  # interactive starts since the last batch start while batch waits
 
     def __post_init__(self) -> None:
@@ -133,6 +136,12 @@ class Backend:
         self.bytes_per_token = Average(BYTES_PER_TOKEN, self.habits.bytes_per_token)
         self.service_s = Average(PRIOR_SERVICE_S, self.habits.service_s)
         self.load_s = Average(PRIOR_LOAD_S)
+
+    def end_idle(self, now: float) -> None:
+        """Its free slot was given away, or nobody wants it any more."""
+        if self.idle_wanted_since is not None:
+            self.idle_spells.append(now - self.idle_wanted_since)
+            self.idle_wanted_since = None
 
     @property
     def settling_permits(self) -> int:

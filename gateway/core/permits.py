@@ -47,7 +47,7 @@ class Permits:
         self._index.start(backend.name, offer.ticket, offer.chain)
         backend.in_flight += offer.permits
         backend.backlog_tokens += tokens
-        backend.idle_wanted_since = None
+        backend.end_idle(now)
         self._lines.started(waiting.line, expected, backend.name)
         return affinity
 

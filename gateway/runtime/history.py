@@ -1,6 +1,6 @@
 """The last five minutes: what became more, and what was there at each moment.
 
-Law of this file: memory and work do not grow with traffic. Once a second a look at the queues, every five seconds a
+Law of this file: memory and work do not grow with traffic. Once a second a look at the queues and at idle slots, every five seconds a
 sample of all sums and a point for the charts, for five minutes.
 """
 
@@ -71,6 +71,8 @@ class History:
 
     def sample(self, now: float) -> None:
         """A second has passed."""
+        for seconds in self._dispatcher.dispatch.idle_spells():
+            self._metrics.affinity_idle.observe(seconds)
         self._full.append((now, self._is_full()))
         if self._seconds % SAMPLE_EVERY == 0:
             self._samples.append(self._read(now))
