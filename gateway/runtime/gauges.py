@@ -34,6 +34,11 @@ def register(
         metrics.gauge(family)
 
 
+def register_redis(metrics: Metrics, is_up: Callable[[], bool]) -> None:
+    """For a gateway that shares its state with others."""
+    metrics.gauge(Family("redis_up", "1 when Redis answers.", (), lambda: [((), float(is_up()))]))
+
+
 def _ours(dispatcher: Dispatcher) -> Iterator[Family]:
     """What we count ourselves, by backend."""
     backends = dispatcher.dispatch.backends

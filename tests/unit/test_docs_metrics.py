@@ -14,6 +14,7 @@ from gateway.core.dispatch import Start
 from gateway.core.fleet import Backend
 from gateway.runtime.decisions import Attempt, Decision
 from gateway.runtime.families import Family
+from gateway.runtime.gauges import register_redis
 from tests.unit.told import families, gateway_of
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -73,3 +74,14 @@ def test_every_field_of_an_explained_decision_is_documented() -> None:
     named = set(re.findall(r"`(\w+)`", STATUS))
     for field in [*decision, *attempt]:
         assert field in named, field
+
+
+def test_redis_has_a_metric_only_where_there_is_one() -> None:
+    def told(gateway: Gateway) -> tuple[str, str]:
+        before = gateway.exposition.text()
+        register_redis(gateway.metrics, lambda: False)
+        return before, gateway.exposition.text()
+
+    without, with_redis = gateway_of(told)
+    assert "redis" not in without
+    assert "slotgate_redis_up 0.0" in with_redis
