@@ -88,6 +88,7 @@ class Pipeline:
                         self.dispatcher.place(offer) as place,
                         Forward(outgoing, place, record, self.backends, self.metrics) as response,
                     ):
+                        del body, request, outgoing  # the prompt, while its answer may take long
                         answer = await self._heard(response, place.backend, route)
                         await relay(answer, exchange, route, record)
                         place.finished(served=response.status < 400, usage=record.usage)

@@ -191,6 +191,7 @@ class Connection(asyncio.Protocol):
             budget -= len(part)
             self._write(part)
         if not self._pending:
+            self._pending = memoryview(b"")  # an empty slice would keep the body
             self._sent()
             return
         self._alarm.set(self._deadlines.first_byte_s)

@@ -1,7 +1,8 @@
 """One request to its backend: build what goes out, try again where it cannot have run, hand over the response.
 
 Law 4: another backend is tried only while no byte of the answer came and the request cannot have run: connection
-refused, a stale pooled connection, an engine's 503 or 429. At most once per backend, within one deadline.
+refused, a stale pooled connection, an engine's 503 or 429. At most once per backend, within one deadline; only an
+engine that says it loads its model is waited for, and asked again when its probe says that it has it.
 Law 7: a 503 or 429 is back-pressure, not a fault; broken connections and runs of 5xx are.
 """
 
@@ -97,6 +98,8 @@ class Forward:
         except BaseException:
             self._hang_up()
             raise
+        finally:
+            del self._outgoing  # a long answer must not keep a long prompt in memory
 
     async def __aexit__(
         self,

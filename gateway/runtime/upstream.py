@@ -230,6 +230,7 @@ class Call:
             self._upstream.give_back(connection)
             raise
         self._connection = connection
+        self._body = b""  # it will not be sent again, and the answer may take long
         return response
 
 

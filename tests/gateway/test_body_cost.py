@@ -31,6 +31,7 @@ class Sink:
 
     url: str = ""
     sizes: list[int] = field(default_factory=list)
+    stream_all: bool = False
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -39,7 +40,7 @@ class Sink:
                 left = size
                 while left:
                     left -= len(await reader.read(min(left, MIB))) or left
-                if head.startswith(b"POST") and size < MIB:
+                if head.startswith(b"POST") and (size < MIB or self.stream_all):
                     await self._stream(writer)
                     return
                 if head.startswith(b"POST"):
@@ -133,6 +134,22 @@ async def test_twenty_large_bodies_cost_little_more_than_their_size(tmp_path: Pa
         while _resident(served) - before > 64 * MIB:
             assert time.monotonic() < deadline, "the memory did not return"
             await asyncio.sleep(0.05)
+
+
+@in_loop
+async def test_a_prompt_is_forgotten_while_its_answer_is_still_being_made(tmp_path: Path) -> None:
+    request = encode("POST", CHAT, body=_body(12 * MIB))
+    async with sink() as engine, in_front_of(engine, tmp_path) as served:
+        await _warm_up(served)
+        engine.stream_all = True
+        before = _resident(served)
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(8):
+                client = await stack.enter_async_context(await RawClient.connect(served.port))
+                await client.send(request, patience_s=60 * slack())
+                assert (await client.head()).status == 200
+                await client.chunk()
+            await eventually(lambda: _resident(served) - before < 40 * MIB)
 
 
 @pytest.mark.parametrize("how", ["length", "chunked", "gzip"])
