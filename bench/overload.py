@@ -11,8 +11,8 @@ closed   `load` times as many clients as slots, each with one request after the 
 hammer   clients that try again at once, whatever they are told, while streams run (not for peers that refuse nobody).
 after    how long after a load of 10 x has dropped to a half until nobody is refused and first tokens come as they did before.
 
-goodput: tokens of answers that came whole, as a share of what the engines can make. wasted: tokens made for a client that had
-left, as a share of all. fairness: Jain's index of what four keys got, one of which sends 7 of 10 requests (1 is equal).
+goodput: tokens of answers that came whole, as a share of what the engines can make. in vain: tokens of answers that did not, as a
+share of all. wasted: those of them that were made after the client had left. fairness: Jain's index of what four keys got, one of which sends 7 of 10 requests (1 is equal).
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Tally:
 
     served: list[tuple[float, str, Answered]] = field(default_factory=list)  # end, key, answer
     refused: list[tuple[float, float]] = field(default_factory=list)  # end, seconds it took
+    whole: set[str] = field(default_factory=set)  # who got an answer to its end
     left: dict[str, float] = field(default_factory=dict)  # who gave up, and when
     broken: int = 0
     lost: int = 0
@@ -107,6 +108,7 @@ class People:
                 self.tally.broken += 1
             else:
                 if answer.status == 200 and answer.complete:
+                    self.tally.whole.add(user)
                     self.tally.served.append((time.monotonic(), key, answer))
                     return
                 self.tally.refused.append((time.monotonic(), answer.whole_s or 0.0))
@@ -173,19 +175,25 @@ def jain(values: list[float]) -> float:
 def summary(
     tally: Tally, made: dict[str, list[float]], begun: float, until: float, capacity: float
 ) -> dict[str, float | None]:
-    """The figures of one phase, from its second quarter on."""
-    begun += (until - begun) / 4
+    """The figures of one phase, from its second quarter until two services before its end.
+
+    So that every token of that time has had the chance to belong to a whole answer.
+    """
+    begun, until = begun + (until - begun) / 4, until - 2 * SERVICE_S
     served = [one for one in tally.served if begun <= one[0] <= until]
     refused = [seconds for at, seconds in tally.refused if begun <= at <= until]
     ttft = [answer.first_s for _, _, answer in served if answer.first_s is not None]
     tokens = sum(len(times) for times in made.values())
+    within = {user: sum(begun <= at <= until for at in times) for user, times in made.items()}
+    good = sum(count for user, count in within.items() if user in tally.whole)
     wasted = sum(
         sum(at > tally.left[user] for at in times)
         for user, times in made.items()
         if user in tally.left
     )
     return {
-        "goodput": len(served) / (until - begun) / capacity,
+        "goodput": good / TOKENS / (until - begun) / capacity,
+        "in_vain": 1 - good / max(1, sum(within.values())),
         "ttft_p50": quantile(ttft, 0.5),
         "ttft_p95": quantile(ttft, 0.95),
         "ttft_p99": quantile(ttft, 0.99),
@@ -280,6 +288,7 @@ COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("refusals_per_s", "refusals/s", "{:.0f}".format),
     ("refusal_p50_ms", "refusal p50 ms", "{:.1f}".format),
     ("refusal_p99_ms", "p99", "{:.1f}".format),
+    ("in_vain", "in vain", "{:.0%}".format),
     ("wasted", "wasted", "{:.1%}".format),
     ("gave_up", "gave up", "{:.0f}".format),
     ("lost", "lost", "{:.0f}".format),
