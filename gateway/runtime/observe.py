@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from gateway.core.catalog import NONE
 from gateway.core.errors import GatewayError, Headers, Outcome, status_of
@@ -17,6 +17,7 @@ from gateway.runtime.exchange import Exchange
 from gateway.runtime.metrics import Metrics, Series
 
 Log = Callable[[Mapping[str, object]], None]
+MOST_PATH: Final = 200  # characters of an unknown path that are logged
 
 
 class Record:
@@ -198,7 +199,7 @@ class Record:
             "request_id": exchange.request_id,
             "key": self.key,
             "method": exchange.method,
-            "path": exchange.path,
+            "path": exchange.path[:MOST_PATH],
             "model": self.model,
             "backend": self.backend,
             "outcome": self.outcome,

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import random
+import re
 import time
 from pathlib import Path
 
@@ -248,3 +249,24 @@ async def _many(slotgate: Running, number: int, worker: int) -> None:
             CHAT, json=body_for(CHAT, max_tokens=1), headers=headers
         )
         assert answer.status_code == 200
+
+
+@in_loop
+async def test_every_field_of_every_line_of_the_log_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "logs.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"`(\w+)(?:: \w+)?`", page))
+    async with (
+        FakeEngine() as engine,
+        FakeEngine() as other,
+        running_gateway(engine, other, check=False) as slotgate,
+    ):
+        await slotgate.chat(stream=True)
+        await slotgate.chat(model="unknown")
+        await slotgate.client.get("/" + "x" * 5_000)
+        await other.go_down()
+        await eventually(lambda: '"state":"down"' in slotgate.log.getvalue())
+        lines = [json.loads(line) for line in slotgate.log.getvalue().splitlines()]
+        assert {"request", "backend"} <= {line["event"] for line in lines}
+        for line in lines:
+            assert set(line) <= documented, set(line) - documented
+            assert len(json.dumps(line)) < 1_000
