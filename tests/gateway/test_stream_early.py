@@ -23,7 +23,7 @@ from tests.fakes.scripts import HANG, chat_stream, events_of, hang, raw, respond
 from tests.gateway.line_talk import CHAT, STREAMING, asking
 
 COMMENT = b": keep-alive\n\n"
-SOON = {"early_headers_s": 0.15}
+SOON = {"early_headers_s": 0.1}
 SSE = [path for path in STREAMING if not path.startswith("/api/")]
 
 
@@ -32,7 +32,7 @@ SSE = [path for path in STREAMING if not path.startswith("/api/")]
 def test_a_silent_engine_gets_an_early_head_and_its_bytes_then_follow_unchanged(
     path: str, silence: str
 ) -> None:
-    pause = {"headers_after_s" if silence == "before headers" else "first_s": 0.5}
+    pause = {"headers_after_s" if silence == "before headers" else "first_s": 0.3}
 
     @in_loop
     async def check() -> None:
@@ -61,7 +61,7 @@ async def test_a_request_that_waits_in_line_begins_early_too_and_its_timeout_is_
     async with (
         FakeEngine(slots=1) as engine,
         running_gateway(
-            engine, timeouts=SOON, admission={"queue": 2, "max_wait_s": 0.5}
+            engine, timeouts=SOON, admission={"queue": 2, "max_wait_s": 0.3}
         ) as slotgate,
     ):
         engine.always(hang())
@@ -107,7 +107,7 @@ def test_an_engines_late_refusal_is_told_as_an_event_with_its_own_words(
     @in_loop
     async def check() -> None:
         async with FakeEngine() as engine, running_gateway(engine, timeouts=SOON) as slotgate:
-            engine.script(respond(status, REFUSAL, after_s=0.4))
+            engine.script(respond(status, REFUSAL, after_s=0.25))
             async with await asking(slotgate, path, stream=True) as client:
                 answer = await client.response()
             assert answer.status == 200
@@ -124,7 +124,7 @@ async def test_a_refusal_whose_body_is_late_is_an_event_too() -> None:
     head = b"HTTP/1.1 400 Bad\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
     async with FakeEngine() as engine, running_gateway(engine, timeouts=SOON) as slotgate:
         for status in (b"400", b"503", b"500", b"200"):
-            engine.script(raw((head % len(body)).replace(b"400", status), 0.4, body))
+            engine.script(raw((head % len(body)).replace(b"400", status), 0.25, body))
             async with await asking(slotgate, stream=True) as client:
                 answer = await client.response()
             assert (answer.status, answer.ended) == (200, "whole")
@@ -150,7 +150,7 @@ async def test_a_late_error_page_of_any_form_becomes_an_error_that_sdks_understa
     body: bytes, message: str
 ) -> None:
     async with FakeEngine() as engine, running_gateway(engine, timeouts=SOON) as slotgate:
-        engine.script(respond(500, body, after_s=0.4, content_type="text/plain"))
+        engine.script(respond(500, body, after_s=0.25, content_type="text/plain"))
         async with await asking(slotgate, stream=True) as client:
             answer = await client.response()
         document = json.loads(answer.body.removeprefix(COMMENT).removeprefix(b"data: "))
@@ -161,13 +161,13 @@ async def test_a_late_error_page_of_any_form_becomes_an_error_that_sdks_understa
 @in_loop
 async def test_what_cannot_follow_an_early_head_ends_the_stream_as_an_error(late: str) -> None:
     scripts = {
-        "drop": raw(0.4, b""),
-        "json": respond(200, {"choices": []}, after_s=0.4),
-        "auth": respond(401, {"error": {"message": "engine text"}}, after_s=0.4),
+        "drop": raw(0.25, b""),
+        "json": respond(200, {"choices": []}, after_s=0.25),
+        "auth": respond(401, {"error": {"message": "engine text"}}, after_s=0.25),
     }
 
     async def dropped(connection: Connection) -> None:
-        await connection.pause(0.4)
+        await connection.pause(0.25)
         connection.rst()
 
     async with FakeEngine() as engine, running_gateway(engine, timeouts=SOON) as slotgate:
@@ -206,7 +206,7 @@ async def test_the_status_is_kept_for_the_engine_when(why: str) -> None:
         FakeEngine() as engine,
         running_gateway(engine, timeouts={"early_headers_s": after_s}) as slotgate,
     ):
-        engine.script(respond(422, REFUSAL, after_s=0.4))
+        engine.script(respond(422, REFUSAL, after_s=0.25))
         async with await asking(slotgate, stream=why != "not a stream") as client:
             answer = await client.response()
         assert answer.status == 422
@@ -217,7 +217,7 @@ async def test_the_status_is_kept_for_the_engine_when(why: str) -> None:
 async def test_an_early_head_reaches_http_1_0_and_a_break_is_visible_there() -> None:
     async with FakeEngine() as engine, running_gateway(engine, timeouts=SOON) as slotgate:
         events = events_of(CHAT, 3)
-        engine.script(stream([events[0], events[1][:-5]], first_s=0.4, then=HANG))
+        engine.script(stream([events[0], events[1][:-5]], first_s=0.25, then=HANG))
         body = json.dumps({"model": "m", "messages": [], "stream": True}).encode()
         async with await RawClient.connect(slotgate.port) as client:
             await client.request("POST", CHAT, body=body, version="1.0")
@@ -297,7 +297,7 @@ async def test_the_real_openai_sdk_reads_a_stream_that_began_with_comments() -> 
             base_url=f"{slotgate.base_url}/v1", api_key="none", max_retries=0
         ) as sdk,
     ):
-        engine.script(chat_stream(3, headers_after_s=0.5), respond(400, REFUSAL, after_s=0.4))
+        engine.script(chat_stream(3, headers_after_s=0.3), respond(400, REFUSAL, after_s=0.25))
         messages: Any = [{"role": "user", "content": "hello"}]
         got = await sdk.chat.completions.create(model="m", messages=messages, stream=True)
         words = [c.choices[0].delta.content async for c in got if c.choices]
