@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.cli.advice import advice
 from gateway.core.config import Backend, Config
 from gateway.core.settings.rules import references
 from gateway.engines.base import EngineReport, State
@@ -79,6 +80,7 @@ def warnings(answers: Sequence[Answered]) -> Iterator[str]:
             if not _is_settled(words, one.backend) and not _refuses_key(report, words):
                 yield f"{one.path}: {words}"
         yield from (f"{one.path}{words}" for words in _contradictions(one.backend, report))
+        yield from (f"{one.path}: {words}" for words in advice(one.backend, report))
 
 
 async def _ask(backend: Backend) -> EngineReport | None:
@@ -153,8 +155,6 @@ def _contradictions(backend: Backend, report: EngineReport) -> Iterator[str]:
     for name in backend.models or ():
         if listed and name not in listed:
             yield f".models: the engine does not list `{name}`; it lists {_list(listed)}"
-    if report.state is not State.UP:
-        yield f": it is {report.state.value} and will serve later"
 
 
 def _served(answers: Sequence[Answered]) -> frozenset[str] | None:
