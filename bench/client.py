@@ -106,19 +106,18 @@ def request(
     stream: bool,
     key: str,
     body_bytes: int = 8192,
-    user: str = "",
+    who: str = "",
     max_tokens: int = 64,
 ) -> bytes:
-    """One chat completion as bytes, its prompt `body_bytes` long."""
+    """One chat completion as bytes, its prompt `body_bytes` long and signed by `who`."""
     body = json.dumps(
         {
             "model": "m",
             "stream": stream,
             "max_tokens": max_tokens,
-            "user": user,
             "messages": [
                 {"role": "system", "content": "x" * body_bytes},
-                {"role": "user", "content": "hi"},
+                {"role": "user", "content": f"hi who={who}"},
             ],
         }
     ).encode()

@@ -9,7 +9,7 @@ hold   begins a stream with one event, and then says nothing.
 flood  writes a stream as fast as it is taken, without an end.
 slots  `--slots` requests at a time, the others wait inside, in order and without a word, as in real engines. A request
        makes `--tokens` tokens, one every `--interval-ms`. It notices a client that leaves at the next token. It keeps the
-       time of every token by the request's `user` field: GET /made gives and forgets them, which shows whose work was for nobody.
+       time of every token by the `who=` of the prompt: GET /made gives and forgets them, which shows whose work was for nobody.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ANSWER = (
 )
 MODELS = b'{"object":"list","data":[{"id":"m","object":"model","created":1,"owned_by":"bench"}]}'
 STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-USER = re.compile(rb'"user": ?"([^"]*)"')
+WHO = re.compile(rb"who=([a-z0-9-]+)")  # in the prompt: routers write the rest of a body anew
 
 
 def whole(body: bytes) -> bytes:
@@ -157,7 +157,7 @@ class Engine(asyncio.Protocol):
             await asyncio.sleep(0)
 
     async def in_a_slot(self, body: bytes, streams: bool):
-        found = USER.search(body)
+        found = WHO.search(body)
         made = self.slots.made.setdefault(found.group(1).decode() if found else "", [])
         await self.slots.take()
         loop = asyncio.get_running_loop()

@@ -97,7 +97,7 @@ class People:
             self._count += 1
             user = f"{key}-{self._count}"
             asked = request(
-                self.port, stream=True, key=proxies.KEYS[key], body_bytes=1024, user=user
+                self.port, stream=True, key=proxies.KEYS[key], body_bytes=1024, who=user
             )
             pause = 0.5 * 2**attempt * self.rng.uniform(0.75, 1)
             try:
@@ -260,12 +260,13 @@ class Bench:
     async def closed(self, clients: int, seconds: float, *, obey: bool) -> dict[str, float | None]:
         await self.settle()
         people, begun = self.people(), time.monotonic()
-        cpu = machine.cpu_seconds([os.getpid()])
+        cpu = machine.cpu_seconds(self.proxy.pids)
         await people.repeat(clients, seconds, obey=obey)
         until = time.monotonic()
         people.connections.close()
         out = summary(people.tally, await made_by(self.engines), begun, until, self.capacity)
-        out["load_cpu"] = (machine.cpu_seconds([os.getpid()]) - cpu) / (until - begun)
+        answers = len(people.tally.refused) + len(people.tally.served)
+        out["answer_us"] = (machine.cpu_seconds(self.proxy.pids) - cpu) / max(1, answers) * 1e6
         return out
 
     async def after(self, usual_s: float) -> float | None:
@@ -323,7 +324,9 @@ async def measure(proxy: proxies.Proxy, engines: tuple[int, ...], args: argparse
     if proxy.name == "slotgate":
         hammer = await bench.closed(args.hammers, args.seconds / 2, obey=False)
         line(proxy.name, f"hammer, {args.hammers}", hammer)
-        print(f"(the load itself used {hammer['load_cpu']:.0%} of its core)")
+        print(
+            f"(CPU for an answer while they hammer, streams included: {hammer['answer_us']:.0f} µs)"
+        )
     since = await bench.after(unloaded + SERVICE_S)
     took = "not within 20 s" if since is None else f"after {since:.0f} s"
     print(
