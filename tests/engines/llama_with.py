@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
@@ -21,6 +20,7 @@ import pytest
 from gateway.cli.child_server import ChildFailed, ChildServer, die_with_parent, say
 from gateway.cli.llama_child import why_not
 from gateway.cli.local_engine import MODEL_NAME, EngineUnavailable, find_model
+from tests.engines.program import free_port
 
 
 class Llama:
@@ -37,7 +37,7 @@ class Llama:
             model = find_model(os.environ)
         except EngineUnavailable as unavailable:
             pytest.skip(f"no real llama.cpp server can run here: {unavailable}")
-        self._params.setdefault("port", _free_port())
+        self._params.setdefault("port", free_port())
         self._child = ChildServer(
             "tests.engines.llama_with", [str(model), json.dumps(self._params)]
         )
@@ -67,12 +67,6 @@ async def llama_with(**params: Any) -> AsyncIterator[Llama]:
         yield engine
     finally:
         await engine.stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def _serve(model: str, given: dict[str, Any]) -> int:
