@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import fields
 from random import SystemRandom
 from typing import Any, Self
 
@@ -31,44 +32,24 @@ from gateway.pipeline import Pipeline
 from gateway.runtime import gauges, tables
 from gateway.runtime.backends import Backends
 from gateway.runtime.dispatcher import Dispatcher
+from gateway.runtime.drain import Drain
 from gateway.runtime.exposition import Exposition
 from gateway.runtime.heartbeat import Heartbeat
 from gateway.runtime.history import History
 from gateway.runtime.keystore import KeyStore
 from gateway.runtime.log import LineLog
 from gateway.runtime.metrics import Metrics
+from gateway.runtime.notify import ServiceManager
+from gateway.runtime.proxies import TrustedProxies
 from gateway.runtime.quota import Quota
 from gateway.runtime.reload import Watcher
+from gateway.runtime.reload_reading import Fresh, Source, read_again
 
+__all__ = ["Gateway", "Source", "new_loop", "serve_forever"]
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """Where a configuration came from, so that it can be read again."""
-
-    load: Callable[[], Config]
-    file: str
-
-
+_log = logging.getLogger("slotgate.reload")
 FIRST_ROUND_S = 0.6  # a dead backend must not keep the others from serving
-PARTING_S = 5.0  # for the last words of streams that drain_s has cut
-EFFECTIVE = {
-    "listen",
-    "auth.keys_file",
-    "auth.anonymous",
-    "auth.key_in_path",
-    "auth.metrics",
-    "backends",
-    "models",
-    "default_model",
-    "admission",
-    "cors",
-    "routing.keep_id_slot",
-    "timeouts",
-    "limits",
-    "drain_s",
-    "keepalive_s",
-    "log",
-}
+EFFECTIVE = {section.name for section in fields(Config)} - {"redis"}
 
 
 class Gateway:
@@ -98,6 +79,10 @@ class Gateway:
         told = tables.families(self.metrics)
         self.exposition = Exposition(lambda: [*told, *self.metrics.others])
         self._watcher = Watcher(self._files, self.reload)
+        self._reloading = (
+            asyncio.Lock()
+        )  # a reload that a test or a signal asks for beside the watcher's
+        self.manager = ServiceManager()
         self._status = Status(
             __version__,
             Sources(
@@ -116,7 +101,9 @@ class Gateway:
         self.front = Front(
             self.pipeline,
             {**pages.table(), **dashboard.table(), **models.table(), **ollama.table()},
+            TrustedProxies(config.trusted_proxies),
         )
+        self._drain = Drain(lambda: self.front.active, self.front.idle)
         self.server = Server(
             self.front,
             _edge_settings(config),
@@ -155,46 +142,46 @@ class Gateway:
 
     async def reload(self) -> None:
         """Read the configuration and the keys again. What cannot be used changes nothing and is told once."""
-        try:
-            config, keystore = await asyncio.to_thread(self._read_again)
-        except ConfigErrors as errors:
-            self.metrics.config_ok = False
-            for mistake in errors.mistakes:
-                self.log.event("error", "reload", failed=str(mistake))
-            return
-        except OSError as error:
-            self.metrics.config_ok = False
-            self.log.event("error", "reload", failed=f"{error.filename}: {error.strerror}")
-            return
-        await self._take_up(config, keystore)
-        self.metrics.config_ok = True
-        self.log.event("info", "reload", backends=len(config.backends))
+        async with self._reloading:
+            self.manager.reloading()
+            mistakes = await self._reload()
+            self.metrics.config_ok = not mistakes
+            for mistake in mistakes:
+                self.log.event("error", "reload", failed=mistake)
+            self.manager.ready("the last reload failed; see the log" if mistakes else "serving")
 
     def reload_soon(self) -> None:
         """For a signal handler."""
         self._watcher.ask()
 
-    def _read_again(self) -> tuple[Config, KeyStore | None]:
-        """Both whole, or neither. A gateway that asks for keys never stops to: that takes a restart."""
-        config = self._source.load() if self._source is not None else self.config
-        if config.keyless and not self.config.keyless:
-            config = replace(
-                config, auth=replace(config.auth, keys_file=self.config.auth.keys_file)
-            )
-        return config, None if config.keyless else KeyStore(str(config.auth.keys_file))
+    async def _reload(self) -> list[str]:
+        """What is wrong, if anything is; then nothing has changed."""
+        try:
+            fresh = await asyncio.to_thread(read_again, self.config, self._source)
+        except ConfigErrors as errors:
+            return [str(mistake) for mistake in errors.mistakes]
+        except OSError as error:  # a file that is named and went away meanwhile
+            return [f"{error.filename or 'a file'}: {error.strerror or error}"]
+        except Exception as error:  # noqa: BLE001
+            # Noticed by: the operator, in the log and in the metric. The next reload is tried all the same.
+            _log.exception("a bug in reading the configuration again")
+            return [f"a bug in the gateway: {type(error).__name__}"]
+        await self._take_up(fresh)
+        self.log.event("info", "reload", backends=len(fresh.config.backends))
+        for setting in fresh.kept:
+            self.log.event("warning", "config", setting=setting, note="takes effect by a restart")
+        return []
 
-    async def _take_up(self, config: Config, keystore: KeyStore | None) -> None:
+    async def _take_up(self, fresh: Fresh) -> None:
         """All but the address and Redis, which need a restart."""
-        listen = replace(config.listen, host=self.config.listen.host, port=self.config.listen.port)
-        self.config = self.pipeline.config = replace(config, listen=listen, redis=self.config.redis)
-        self.keystore = keystore
+        config = self.config = self.pipeline.config = fresh.config
+        self.keystore = fresh.keystore
         limits = self.dispatcher.dispatch.limits
         limits.queue, limits.max_wait_s = config.admission.queue, config.admission.max_wait_s
         self.log.set_level(config.log.level)
-        self.server.apply(_edge_settings(config))
-        if listen.tls is not None and self.server.tls_context is not None:
-            self.server.tls_context.load_cert_chain(listen.tls.cert, listen.tls.key)
-        await self.backends.take_up(self.config)
+        self.server.apply(_edge_settings(config), fresh.tls)
+        self.front.proxies = TrustedProxies(config.trusted_proxies)
+        await self.backends.take_up(config)
         ring = self._ring()
         names = [key.name for key in ring.keys] if ring is not None else []
         self.metrics.keep(self.backends.catalog.pools, self.backends.known, names)
@@ -208,15 +195,15 @@ class Gateway:
     async def drain(self) -> None:
         """Take no new work; return when what is in flight has ended, or after `drain_s`."""
         self.pipeline.draining = True
-        self.log.event("info", "drain", active=len(self.front.active), drain_s=self.config.drain_s)
-        if not await self._until_idle(self.config.drain_s):
-            self._stop_active()
-            await self._until_idle(PARTING_S)
+        active = len(self.front.active)
+        self.log.event("info", "drain", active=active, drain_s=self.config.drain_s)
+        self.manager.stopping(f"draining: {active} requests may finish")
+        await self._drain.within(self.config.drain_s)
 
     async def stop(self) -> None:
         """Close everything."""
         self.pipeline.draining = True
-        self._stop_active()
+        self._drain.cut()
         await self._watcher.stop()
         self._heartbeat.stop()
         await self.server.stop()
@@ -224,19 +211,6 @@ class Gateway:
         self.dispatcher.close()
         self._library_log()
         self.log.close()
-
-    async def _until_idle(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self.front.idle.wait()
-        except TimeoutError:
-            return False
-        return True
-
-    def _stop_active(self) -> None:
-        """Streams end with their family's error event; who waits is refused."""
-        for present in list(self.front.active):
-            present.stop(GatewayError("draining", "The gateway is shutting down.", retry_after_s=2))
 
     def status(self, explain: str | None = None) -> dict[str, Any]:
         return self._status.document(draining=self.pipeline.draining, explain=explain)
@@ -290,11 +264,12 @@ def serve_forever(
     async def run() -> None:
         gateway = Gateway(config, source)
         gateway.server.catch_signals()  # from here on a signal ends in a drain, not in a death
-        await gateway.start()
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, gateway.reload_soon)
+        await gateway.start()
         gc.collect()
         gc.freeze()  # what is there now stays: a tenth of a request's cost was the collector looking at it
         on_ready(gateway)
+        gateway.manager.ready("serving")
         try:
             await gateway.server.until_signalled(gateway.drain)
         finally:

@@ -19,6 +19,7 @@ from gateway.pipeline import Pipeline
 from gateway.runtime.disconnect import ClientGone, ClientPresent
 from gateway.runtime.exchange import Exchange
 from gateway.runtime.observe import Record
+from gateway.runtime.proxies import TrustedProxies
 
 Handler = Callable[[Exchange], Awaitable[None]]
 READS: Final = ("GET", "HEAD")
@@ -37,8 +38,14 @@ class Local:
 class Front:
     """Every request enters here."""
 
-    def __init__(self, pipeline: Pipeline, local: dict[str, Local]) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        local: dict[str, Local],
+        proxies: TrustedProxies | None = None,
+    ) -> None:
         self._pipeline = pipeline
+        self.proxies = proxies or TrustedProxies()
         self._local = local
         self.active: set[ClientPresent] = set()  # requests in the line
         self.idle = asyncio.Event()  # set while there are none
@@ -53,6 +60,7 @@ class Front:
         route = ROUTES.get(path) if meaning.literal else None
         exchange = Exchange(scope, receive, send, route=route, path=path, family=family_of(path))
         exchange.path_key = meaning.key
+        exchange.client = self.proxies.client((scope.get("client") or ("",))[0], exchange.headers)
         if config.cors.origins:
             exchange.shared = origins.shared_with(exchange.header(b"origin"), config.cors.origins)
         try:

@@ -21,6 +21,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from gateway.api.edge import Edge, EdgeSettings, edge
+from gateway.runtime.certificate import Certificate
 
 if TYPE_CHECKING:
     from gateway.api.cycle import App
@@ -58,8 +59,6 @@ class Server:
             ws="none",
             host=host,
             port=port,
-            ssl_certfile=tls.cert if tls else None,
-            ssl_keyfile=tls.key if tls else None,
             interface="asgi3",
             server_header=False,
             date_header=False,
@@ -67,20 +66,22 @@ class Server:
             access_log=False,
             log_config=None,
         )
+        self._tls = tls
+        self._certificate: Certificate | None = None
         self._state = ServerState()
         self._listener: asyncio.Server | None = None
         self._first = asyncio.Event()
         self._second = asyncio.Event()
         self.port = port
 
-    @property
-    def tls_context(self) -> ssl.SSLContext | None:
-        """For new certificates: what `load_cert_chain` gives it counts from the next connection on."""
-        return self._config.ssl
+    def apply(self, settings: EdgeSettings, tls: ssl.SSLContext | None = None) -> None:
+        """New limits: for every connection at once, save those of heads, which new connections get.
 
-    def apply(self, settings: EdgeSettings) -> None:
-        """New limits: for every connection at once, save those of heads, which new connections get."""
+        `tls`: another certificate, for handshakes to come; it does not turn TLS on.
+        """
         cast("type[Edge]", self._config.http).settings = settings
+        if tls is not None and self._certificate is not None:
+            self._certificate.renew(tls)
 
     @property
     def connections(self) -> int:
@@ -92,6 +93,7 @@ class Server:
         config = self._config
         config.load()
         _raise_file_limit()
+        context = self._listening_context()
         self._lifespan = config.lifespan_class(config)
         await self._lifespan.startup()
         if self._lifespan.should_exit:
@@ -99,7 +101,7 @@ class Server:
         loop = asyncio.get_running_loop()
         try:
             self._listener = await loop.create_server(
-                self._connection, config.host, config.port, ssl=config.ssl, backlog=_BACKLOG
+                self._connection, config.host, config.port, ssl=context, backlog=_BACKLOG
             )
         except OSError as error:
             await self._lifespan.shutdown()
@@ -152,6 +154,15 @@ class Server:
         if self._first.is_set():
             for number in _SIGNALS:  # a late one must not spoil the exit status
                 signal.signal(number, signal.SIG_IGN)
+
+    def _listening_context(self) -> ssl.SSLContext | None:
+        if self._tls is None:
+            return None
+        try:
+            self._certificate = Certificate(self._tls)
+        except OSError as error:
+            raise StartupError(f"the certificate cannot be used: {error}") from error
+        return self._certificate.listening
 
     def _connection(self) -> Edge:
         return cast(

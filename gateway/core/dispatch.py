@@ -164,7 +164,8 @@ class Dispatch:
         """
         backend = self.backends.get(name)
         if backend is None:
-            backend = self.backends[name] = Backend(name, self.habits)
+            backend = self.permits.returning(name) or Backend(name, self.habits)
+            self.backends[name] = backend
         backend.slots, backend.draining, backend.settles = slots, draining, settles
         backend.room.tokens = kv_limit
         capacity = None
@@ -184,9 +185,14 @@ class Dispatch:
             self.index.forget(name)
 
     def remove(self, name: str) -> list[Decision]:
-        """A backend is gone from the configuration. What it has in flight still comes back."""
-        self.backends.pop(name, None)
+        """A backend is gone from the configuration. What it has in flight still comes back.
+
+        Until it has, a backend of this name that is put again is the same one: its engine is still at work (law 1).
+        """
+        backend = self.backends.pop(name, None)
         self.index.remove(name)
+        if backend is not None:
+            self.permits.part_from(backend)
         return [*self.queue.hopeless()]
 
     def report(

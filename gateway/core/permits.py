@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gateway.core.cost import Price
 from gateway.core.fairness import Lines
-from gateway.core.fleet import DECODE_SETTLE_S, Backend
+from gateway.core.fleet import DECODE_SETTLE_S, Backend, Fitness
 from gateway.core.prefix import BLOCK_BYTES, PrefixIndex
 from gateway.core.tickets import Affinity, Held, Offer, Used, Waiting
 
@@ -18,6 +18,7 @@ class Permits:
 
     def __init__(self, index: PrefixIndex, lines: Lines) -> None:
         self.held: dict[int, Held] = {}
+        self._parted: dict[str, Backend] = {}  # removed, with permits that are still out
         self._index = index
         self._lines = lines
 
@@ -107,6 +108,18 @@ class Permits:
             seconds = max(held.first_token_at - held.since, 1e-3)
             backend.prefill_rate.learn((work + held.ahead_tokens) / seconds)
 
+    def part_from(self, backend: Backend) -> None:
+        """It is removed. What it has lent is remembered until it is back."""
+        self._parted = {one.name: one for one in self._parted.values() if _has_lent(one)}
+        if _has_lent(backend):
+            backend.fitness, backend.advice = Fitness.DOWN, None
+            backend.reserved_by = backend.idle_wanted_since = None
+            self._parted[backend.name] = backend
+
+    def returning(self, name: str) -> Backend | None:
+        """A removed backend of this name, if it may still be at work for us."""
+        return self._parted.pop(name, None)
+
     @staticmethod
     def _promise(backend: Backend, offer: Offer) -> int:
         """Tokens of the shared KV cache that are its own until it ends."""
@@ -133,6 +146,10 @@ def others_for(held: Held, backends: dict[str, Backend]) -> list[Backend]:
     """Where this request may be tried again: not where it was, and never on what is down."""
     left = (backends.get(name) for name in held.offer.pool - held.tried)
     return [b for b in left if b and b.is_hopeful and b.slots >= held.offer.permits]
+
+
+def _has_lent(backend: Backend) -> bool:
+    return bool(backend.in_flight or backend.settling)
 
 
 def _drop_backlog(held: Held) -> None:

@@ -39,6 +39,7 @@ class Exchange:
         "_receive",
         "_send",
         "bytes_out",
+        "client",
         "describe",
         "early",
         "ended",
@@ -77,6 +78,7 @@ class Exchange:
         self.family = family
         self.path = path
         self.key: Key | None = None
+        self.client = ""  # its address, as far as that is known
         self.path_key: str | None = None  # the key that stood in the path
         self.shared: Headers = []  # what lets a web page read the answer
         self.method: str = scope["method"]

@@ -161,7 +161,10 @@ class Forward:
             accept_encoding_identity=outgoing.route.wire is not Wire.JSON,
             request_id=b"sg-%024x" % getrandbits(96),  # unique is enough
         )
-        call = self._backends.upstreams[backend].open(
+        upstream = self._backends.upstreams.get(backend)
+        if upstream is None:  # a reload removed it between its choice and now
+            raise UpstreamError("unreachable", f"{backend} is gone from the configuration")
+        call = upstream.open(
             exchange.method,
             exchange.path,
             outgoing.query_for(backend),

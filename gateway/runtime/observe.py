@@ -198,6 +198,7 @@ class Record:
             "event": "request",
             "request_id": exchange.request_id,
             "key": self.key,
+            "client": exchange.client or None,
             "method": exchange.method,
             "path": exchange.path[:MOST_PATH],
             "model": self.model,

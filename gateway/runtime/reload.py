@@ -12,11 +12,14 @@ from pathlib import Path
 
 LOOK_S = 0.5
 
-Stamp = tuple[tuple[int, int, int] | None, ...]
+Stamp = tuple[int, int, int] | None  # None: there is no such file
 
 
 class Watcher:
-    """Owner of the watching task. `reload` is called after a change, and when a signal asks for it."""
+    """Owner of the watching task. `reload` is called after a change, and when a signal asks for it.
+
+    `reload` may change which files there are; those that are new count as just read.
+    """
 
     def __init__(
         self, files: Callable[[], Sequence[str]], reload: Callable[[], Awaitable[None]]
@@ -45,8 +48,8 @@ class Watcher:
             now = self._stamps()
             settled, self._seen = now == self._seen, now
             if asked or (settled and now != self._taken):
-                self._taken = now
                 await self._reload()
+                self._taken = self._seen = {**self._stamps(), **_common(now, self._files())}
 
     async def _pause(self) -> bool:
         try:
@@ -57,11 +60,15 @@ class Watcher:
         self._asked.clear()
         return True
 
-    def _stamps(self) -> Stamp:
-        return tuple(_stamp(name) for name in self._files())
+    def _stamps(self) -> dict[str, Stamp]:
+        return {name: _stamp(name) for name in self._files()}
 
 
-def _stamp(name: str) -> tuple[int, int, int] | None:
+def _common(stamps: dict[str, Stamp], names: Sequence[str]) -> dict[str, Stamp]:
+    return {name: stamps[name] for name in names if name in stamps}
+
+
+def _stamp(name: str) -> Stamp:
     try:
         found = Path(name).stat()
     except OSError:
