@@ -20,7 +20,7 @@ from tests.fakes.gateway import ADMIN, Running, running_gateway
 from tests.fakes.raw_client import RawClient, RawResponse
 from tests.fakes.running import eventually, in_loop, slack
 from tests.fakes.scripts import hang
-from tests.gateway.line_talk import GENERATING, STREAMING, asking, body_for, error_of
+from tests.gateway.line_talk import CHAT, GENERATING, STREAMING, asking, body_for, error_of
 
 NEVER = {
     "server_is_overloaded",
@@ -48,7 +48,7 @@ async def full(slots: int = 1, queue: int = 1, **config: Any) -> AsyncIterator[F
         running_gateway(engine, keys=["alice"], admission={"queue": queue}, **config) as slotgate,
         contextlib.AsyncExitStack() as stack,
     ):
-        engine.always(hang())
+        engine.always(hang(), path=CHAT)
         for number in range(slots + queue):
             await stack.enter_async_context(await asking(slotgate, stream=bool(number % 2)))
         await engine.until(lambda: engine.inside == slots)
@@ -203,6 +203,26 @@ async def test_what_needs_no_slot_is_answered_while_everything_is_full() -> None
             answer = await at.slotgate.client.request(method, path, headers=headers)
             assert answer.status_code == status, path
             assert time.monotonic() - since < 1 * slack(), path
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"content": "hello"}),
+        ("/v1/messages/count_tokens", body_for("/v1/messages")),
+        ("/apply-template", body_for("/v1/chat/completions")),
+    ],
+)
+@in_loop
+async def test_counting_tokens_takes_no_permit_and_never_queues(path: str, body: Any) -> None:
+    async with full() as at:
+        since = time.monotonic()
+        asked = at.slotgate.client.post(path, json={"model": "m", **body})
+        answer = await asyncio.wait_for(asked, 10 * slack())
+        assert answer.status_code == 200, answer.text
+        assert time.monotonic() - since < 2 * slack()
+        assert await at.slotgate.metric("in_flight") == 1
+        assert await at.slotgate.metric("shed_total") == 0
 
 
 @in_loop
