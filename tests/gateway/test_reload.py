@@ -3,53 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
-import httpx2
-
-from gateway.app import Gateway, Source
-from gateway.runtime.configfile import load
 from tests.fakes.engine import FakeEngine
 from tests.fakes.running import eventually, in_loop
-
-
-def write(file: Path, *urls: str, **sections: Any) -> None:
-    backends = [{"name": f"b{n}", "url": url} for n, url in enumerate(urls, 1)]
-    document = {"listen": {"port": 0}, "backends": backends, "log": {"format": "json"}, **sections}
-    file.write_text(json.dumps(document))
-
-
-def key_record(name: str, secret: str, **rest: Any) -> dict[str, Any]:
-    return {"name": name, "hash": "sha256:" + hashlib.sha256(secret.encode()).hexdigest(), **rest}
-
-
-def body(model: str, *, stream: bool = False) -> dict[str, Any]:
-    return {"model": model, "stream": stream, "messages": [{"role": "user", "content": "hello"}]}
-
-
-class Running:
-    """A gateway that reads its file again when it changes."""
-
-    def __init__(self, file: Path) -> None:
-        self.gateway = Gateway(load(file), Source(lambda: load(file), str(file)))
-
-    async def __aenter__(self) -> Running:
-        await self.gateway.start()
-        self.client = httpx2.AsyncClient(
-            base_url=self.gateway.base_url, trust_env=False, timeout=None
-        )
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.client.aclose()
-        await self.gateway.stop()
-
-    async def models(self, **headers: str) -> set[str]:
-        answer = await self.client.get("/v1/models", headers=headers)
-        return {one["id"] for one in answer.json().get("data", [])}
+from tests.gateway.reloading import Reloading, body, key_record, write
 
 
 @in_loop
@@ -60,7 +19,7 @@ async def test_a_changed_file_adds_and_removes_backends_without_breaking_a_strea
     async with FakeEngine(models=["old"]) as first, FakeEngine(models=["new"]) as second:
         first.behaviour.tokens, first.behaviour.itl_s = 60, 0.05
         write(file, first.url)
-        async with Running(file) as slotgate:
+        async with Reloading(file) as slotgate:
             stream = asyncio.create_task(
                 slotgate.client.post("/v1/chat/completions", json=body("old", stream=True))
             )
@@ -86,7 +45,7 @@ async def test_a_bad_file_changes_nothing_and_a_good_one_after_it_is_taken(tmp_p
     file = tmp_path / "slotgate.yaml"
     async with FakeEngine(models=["m"]) as engine:
         write(file, engine.url)
-        async with Running(file) as slotgate:
+        async with Reloading(file) as slotgate:
             file.write_text("backends: [{url: ftp://nowhere}]\nadmision: {}\n")
 
             async def reported() -> bool:
@@ -113,7 +72,7 @@ async def test_a_revoked_key_is_refused_and_a_new_one_accepted_without_a_restart
     keys.write_text(json.dumps([key_record("ann", "sk-sg-ann")]))
     async with FakeEngine(models=["m"]) as engine:
         write(file, engine.url)
-        async with Running(file) as slotgate:
+        async with Reloading(file) as slotgate:
             assert await slotgate.models(authorization="Bearer sk-sg-ann") == {"m"}
             keys.write_text(json.dumps([key_record("bob", "sk-sg-bob")]))
 
@@ -133,7 +92,7 @@ async def test_a_gateway_with_keys_never_becomes_keyless_by_a_reload(tmp_path: P
     keys.write_text(json.dumps([key_record("ann", "sk-sg-ann")]))
     async with FakeEngine(models=["m"]) as engine:
         write(file, engine.url)
-        async with Running(file) as slotgate:
+        async with Reloading(file) as slotgate:
             keys.unlink()
             await slotgate.gateway.reload()
             assert (await slotgate.client.get("/v1/models")).status_code == 401
@@ -146,7 +105,7 @@ async def test_a_drained_backend_takes_no_new_work(tmp_path: Path) -> None:
     file = tmp_path / "slotgate.yaml"
     async with FakeEngine(models=["m"]) as first, FakeEngine(models=["m"]) as second:
         write(file, first.url, second.url)
-        async with Running(file) as slotgate:
+        async with Reloading(file) as slotgate:
             document = json.loads(file.read_text())
             document["backends"][0]["drain"] = True
             file.write_text(json.dumps(document))
