@@ -129,6 +129,7 @@ class Sequences:
 
     def __init__(self, slots: int) -> None:
         self._slots = [Kept() for _ in range(slots)]
+        self._running: dict[int, Kept] = {}  # by ticket
         self._ram = Ram()
         self._expected: OrderedDict[int, Expected] = OrderedDict()  # by ticket
         self._clock = 0
@@ -138,26 +139,22 @@ class Sequences:
         return sum(len(one.hashes) for one in self._slots) + self._ram.blocks
 
     def match(self, chain: Chain, *, busy_too: bool) -> int:
-        depth, end = 0, len(chain.hashes)
+        hashes, depth = chain.hashes, 0
         for slot in self._slots:
-            if busy_too or slot.ticket is None:
-                depth = deepest(chain.hashes, slot.hashes, depth)
-                if depth == end:
+            if (busy_too or slot.ticket is None) and hashes[depth] in slot.hashes:
+                depth = deepest(hashes, slot.hashes, depth)
+                if depth == len(hashes):
                     break
         depth, _ = self._ram.deeper(chain, depth)
         return chain.ends[depth - 1] if depth else 0
 
     def start(self, ticket: int, chain: Chain) -> None:
         """The engine's own choice: the idle slot with the longest common prefix, else the least recently used."""
-        idle = [slot for slot in self._slots if slot.ticket is None]
-        if not idle:  # more than we know of: nothing can be said about it
+        slot, depth = self._longest(chain.hashes)
+        if slot is None:  # more than we know of: nothing can be said about it
             return
-        slot, depth = idle[0], 0
-        for one in idle:
-            deeper = deepest(chain.hashes, one.hashes, depth)
-            if deeper > depth:
-                slot, depth = one, deeper
         if not depth or chain.ends[depth - 1] <= TAKE_OVER * chain.size:
+            idle = (one for one in self._slots if one.ticket is None)
             slot = min(idle, key=lambda one: one.used)
             depth = deepest(chain.hashes, slot.hashes)
         common = chain.ends[depth - 1] if depth else 0
@@ -166,13 +163,14 @@ class Sequences:
         if slot.chain.size and common < SAVE_BELOW * slot.chain.size:
             self._ram.save(slot)
         slot.chain, slot.hashes, slot.ticket = chain, frozenset(chain.hashes), ticket
+        self._running[ticket] = slot
         self._touch(slot)
 
     def end(self, ticket: int) -> None:
-        for slot in self._slots:
-            if slot.ticket == ticket:
-                slot.ticket = None
-                self._touch(slot)
+        slot = self._running.pop(ticket, None)
+        if slot is not None:
+            slot.ticket = None
+            self._touch(slot)
 
     def correct(self, ticket: int, cached_bytes: int) -> None:
         """What was expected from RAM and not there is gone; what was there in spite of us says that RAM is larger."""
@@ -193,6 +191,19 @@ class Sequences:
 
     def emptied(self) -> Sequences:
         return Sequences(len(self._slots))
+
+    def _longest(self, hashes: tuple[int, ...]) -> tuple[Kept | None, int]:
+        """The first idle slot that has the most leading blocks of these, and how many."""
+        slot: Kept | None = None
+        depth = 0
+        for one in self._slots:
+            if one.ticket is None:
+                slot = slot or one
+                if hashes[depth] in one.hashes:
+                    slot, depth = one, deepest(hashes, one.hashes, depth)
+                    if depth == len(hashes):
+                        break
+        return slot, depth
 
     def _touch(self, slot: Kept) -> None:
         self._clock += 1
