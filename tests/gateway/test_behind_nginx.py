@@ -1,0 +1,287 @@
+"""A live gateway behind the nginx and the Caddy that deploy/ configures: what a client gets is what the gateway says.
+
+Events come one by one, leaving is seen by the engine, refusals keep their status, headers and words, and nothing is
+ever sent twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.fakes.engine import FakeEngine
+from tests.fakes.gateway import Running, running_gateway
+from tests.fakes.raw_client import RawClient
+from tests.fakes.running import eventually, in_loop, slack
+from tests.fakes.scripts import RST, chat_stream, drop, events_of, hang, raw
+from tests.gateway.fronts import CERTS, KINDS, Front, caddy_version, front
+from tests.gateway.line_talk import CHAT, asking, body_for
+
+every_front = pytest.mark.parametrize("kind", KINDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """An engine, a gateway, and a proxy in front of it."""
+
+    engine: FakeEngine
+    slotgate: Running
+    front: Front
+
+    async def asking(self, path: str = CHAT, **fields: Any) -> RawClient:
+        """A client of the proxy that has sent its whole request."""
+        client = await RawClient.connect(self.front.port)
+        headers = {"Content-Type": "application/json", **self.slotgate.header()}
+        body = json.dumps(body_for(path, **fields)).encode()
+        await client.request("POST", path, headers=headers | _host(self.front), body=body)
+        return client
+
+
+def _host(at: Front) -> dict[str, str]:
+    return {"Host": f"127.0.0.1:{at.port}"}
+
+
+@contextlib.asynccontextmanager
+async def site(kind: str, folder: Path, slots: int = 2, **config: Any) -> AsyncIterator[Site]:
+    async with (
+        FakeEngine(slots=slots) as engine,
+        running_gateway(engine, keys=["alice"], lag_limit_s=1, **config) as slotgate,
+        front(kind, slotgate.port, folder) as at,
+    ):
+        yield Site(engine, slotgate, at)
+
+
+@every_front
+@in_loop
+async def test_a_stream_arrives_event_by_event_and_byte_for_byte(kind: str, tmp_path: Path) -> None:
+    tokens, every_s = 8, 0.15
+    events = events_of(CHAT, tokens)
+    async with site(kind, tmp_path) as at:
+        at.engine.script(chat_stream(tokens=tokens, every_s=every_s))
+        async with await at.asking(stream=True) as client:
+            head = await client.head()
+            assert head.status == 200
+            assert head.header("x-slotgate-backend") == "b1"
+            assert (head.header("content-type") or "").startswith("text/event-stream")
+            chunks, times = [], []
+            while chunk := await client.chunk():
+                chunks.append(chunk)
+                times.append(time.monotonic())
+    assert b"".join(chunks) == b"".join(events)
+    assert len(chunks) >= tokens, "events were held back and came together"
+    spread = times[-1] - times[0]
+    assert spread > 0.8 * every_s * (tokens - 1), "all came at the end"
+
+
+@every_front
+@in_loop
+async def test_a_client_that_hangs_up_in_a_stream_is_off_the_engine_at_once(
+    kind: str, tmp_path: Path
+) -> None:
+    async with site(kind, tmp_path) as at:
+        at.engine.script(chat_stream(tokens=10_000, every_s=0.02))
+        client = await at.asking(stream=True)
+        await client.head()
+        await client.chunk()
+        client.rst()
+        await at.engine.until(lambda: at.engine.inside == 0, within_s=5)
+
+
+@every_front
+@in_loop
+async def test_a_client_that_hangs_up_in_silence_is_off_the_engine_and_out_of_the_queue(
+    kind: str, tmp_path: Path
+) -> None:
+    async with site(kind, tmp_path, slots=1, admission={"queue": 2}) as at:
+        at.engine.always(hang(), path=CHAT)
+        runs = await at.asking()
+        await at.engine.until(lambda: at.engine.inside == 1)
+        waits = await at.asking(stream=True)
+        await eventually(lambda: _waiting(at.slotgate, 1))
+        waits.close()
+        await eventually(lambda: _waiting(at.slotgate, 0), within_s=5)
+        runs.close()
+        await at.engine.until(lambda: at.engine.inside == 0, within_s=5)
+        assert len(at.engine.requests) == 1
+
+
+async def _waiting(slotgate: Running, count: int) -> bool:
+    return await slotgate.metric("queue_depth", model="m") == count
+
+
+@every_front
+@in_loop
+async def test_a_503_comes_through_with_its_retry_after_and_its_words(
+    kind: str, tmp_path: Path
+) -> None:
+    async with site(kind, tmp_path, slots=1, admission={"queue": 0}) as at:
+        at.engine.always(hang(), path=CHAT)
+        async with await at.asking():
+            await at.engine.until(lambda: at.engine.inside == 1)
+            async with await at.asking() as client:
+                refused = await client.response()
+            async with await asking(at.slotgate) as direct:
+                plain = await direct.response()
+            assert refused.status == plain.status == 503
+            assert refused.json()["error"]["code"] == "gateway_queue_full"
+            for name in ("retry-after", "retry-after-ms", "x-request-id", "content-type"):
+                assert refused.header(name), name
+            assert 1 <= int(refused.header("retry-after") or 0) <= 60
+            assert len(at.engine.requests) == 1
+
+
+@every_front
+@in_loop
+async def test_a_generation_that_broke_is_not_sent_again(kind: str, tmp_path: Path) -> None:
+    async with site(kind, tmp_path) as at:
+        at.engine.always(drop(RST, after_s=0.05), path=CHAT)
+        async with await at.asking() as client:
+            answer = await client.response()
+        assert answer.status == 502
+        assert answer.json()["error"]["code"] == "upstream_failed"
+        assert answer.header("x-should-retry") == "false"
+        assert len(at.engine.requests) == 1
+
+
+@every_front
+@in_loop
+async def test_a_stream_that_breaks_does_not_look_finished(kind: str, tmp_path: Path) -> None:
+    if kind == "caddy" and caddy_version() < (2, 8):
+        pytest.skip(
+            "Caddy before 2.8 ends broken streams as if they were whole; its Caddyfile says so"
+        )
+    async with site(kind, tmp_path) as at:
+        half = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+        at.engine.script(raw(half + b'8\r\ndata: {"\r\n', 0.1, RST))
+        async with await at.asking(stream=True) as client:
+            assert (await client.response()).ended != "whole"
+
+
+@every_front
+@in_loop
+async def test_paths_keys_and_large_bodies_reach_the_gateway_as_they_were_sent(
+    kind: str, tmp_path: Path
+) -> None:
+    async with site(kind, tmp_path, limits={"body_mib": 1}) as at:
+        for path, status in (
+            ("/healthz", 200), ("//v1/models", 200), ("/v1/models/", 200), ("/v1/../metrics", 404),
+            ("/v1/models/a%2Fb", 404), ("/metrics", 403),
+        ):  # fmt: skip
+            async with await RawClient.connect(at.front.port) as client:
+                await client.request("GET", path, headers=at.slotgate.header() | _host(at.front))
+                got = await client.response()
+            if kind == "nginx" and ".." in path:
+                assert got.status in (403, 404), (
+                    "nginx resolves it: the gateway then says what it says of /metrics"
+                )
+                continue
+            assert got.status == status, path
+        async with await at.asking(padding="x" * 1_500_000) as client:
+            refused = await client.response()
+        assert (refused.status, refused.json()["error"]["code"]) == (413, "body_too_large")
+        async with await at.asking(padding="x" * 900_000) as client:
+            assert (await client.response()).status == 200
+
+
+@every_front
+@in_loop
+async def test_a_websocket_is_told_426(kind: str, tmp_path: Path) -> None:
+    async with site(kind, tmp_path) as at, await RawClient.connect(at.front.port) as client:
+        headers = {"Connection": "Upgrade", "Upgrade": "websocket", **_host(at.front)}
+        await client.request("GET", "/v1/responses", headers=at.slotgate.header() | headers)
+        assert (await client.response()).status == 426
+
+
+@every_front
+@in_loop
+async def test_without_a_gateway_clients_get_an_error_that_they_can_read(
+    kind: str, tmp_path: Path
+) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
+        async with (
+            front(kind, nobody.getsockname()[1], tmp_path) as at,
+            await RawClient.connect(at.port) as client,
+        ):
+            await client.request("POST", CHAT, headers=_host(at), body=b"{}")
+            answer = await client.response()
+    assert answer.status == 502
+    assert answer.json()["error"]["type"] == "server_error"
+    if kind == "nginx":
+        assert answer.header("x-should-retry") == "true", "nobody was reached, so nothing ran"
+
+
+@in_loop
+async def test_what_broke_after_it_was_sent_must_not_be_repeated_says_nginx(tmp_path: Path) -> None:
+    async def takes_and_dies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(takes_and_dies, "127.0.0.1", 0)
+    async with (
+        server,
+        front("nginx", server.sockets[0].getsockname()[1], tmp_path) as at,
+        await RawClient.connect(at.port) as client,
+    ):
+        await client.request("POST", CHAT, headers=_host(at), body=b"{}")
+        answer = await client.response()
+    assert (answer.status, answer.header("x-should-retry")) == (502, "false")
+
+
+@in_loop
+async def test_over_tls_streams_arrive_event_by_event_too(tmp_path: Path) -> None:
+    context = ssl.create_default_context(cafile=CERTS / "ca.pem")
+    async with site("nginx", tmp_path) as at:
+        at.engine.script(chat_stream(tokens=5, every_s=0.2))
+        url = f"https://localhost:{at.front.tls_port}"
+        async with httpx2.AsyncClient(verify=context, trust_env=False, base_url=url) as client:
+            body = body_for(CHAT, stream=True)
+            since = time.monotonic()
+            async with client.stream(
+                "POST", CHAT, json=body, headers=at.slotgate.header()
+            ) as answer:
+                first = await anext(answer.aiter_raw())
+                took = time.monotonic() - since
+        assert first.startswith(b"data: ")
+        assert took < 0.7 * slack(), "the first event waited for the others"
+
+
+@in_loop
+async def test_leaving_an_http2_stream_frees_the_slot(tmp_path: Path) -> None:
+    """curl speaks HTTP/2 to nginx; a client there leaves a stream without closing the connection."""
+    curl = _curl_with_http2()
+    async with site("nginx", tmp_path) as at:
+        at.engine.script(chat_stream(tokens=10_000, every_s=0.05))
+        process = await asyncio.create_subprocess_exec(
+            curl, "-sN", "--http2", "--max-time", "1", "--cacert", str(CERTS / "ca.pem"),
+            "-w", "%{http_version}", "-H", f"Authorization: {at.slotgate.header()['Authorization']}",
+            "-d", json.dumps(body_for(CHAT, stream=True)), f"https://localhost:{at.front.tls_port}{CHAT}",
+            stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, _ = await asyncio.wait_for(process.communicate(), 20 * slack())
+        assert out.startswith(b"data: ")
+        assert out.endswith(b"2"), "it was not HTTP/2"
+        await at.engine.until(lambda: at.engine.inside == 0, within_s=5)
+
+
+def _curl_with_http2() -> str:
+    curl = shutil.which("curl")
+    if curl is None:
+        pytest.skip("no curl on PATH")
+    features = subprocess.run([curl, "-V"], capture_output=True, text=True, check=True).stdout
+    if "HTTP2" not in features:
+        pytest.skip("this curl speaks no HTTP/2")
+    return curl
