@@ -11,6 +11,8 @@ import json
 import re
 from typing import Any, Final
 
+from gateway.core.errors import GatewayError
+
 CODE: Final = "context_length_exceeded"
 MOST: Final = 65_536  # bytes; a longer answer is no engine's word on this
 
@@ -26,6 +28,13 @@ _TEXTS: Final = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _TYPES: Final = ("exceed_context_size_error", CODE)
+
+
+CACHE_FULL: Final = b"Context size has been exceeded"
+
+
+class CacheFullError(GatewayError):
+    """The KV cache that an engine's slots share was full: this stream died, and every other one there (engines.md 0.4)."""
 
 
 def with_code(body: bytes) -> bytes:

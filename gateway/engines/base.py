@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 Document = dict[str, Any]
+UNKNOWN: Final = "unknown"  # the engine of a report in which nobody answered
 
 
 class State(StrEnum):

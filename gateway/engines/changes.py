@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from gateway.engines.base import EngineReport, State
+from gateway.engines.base import UNKNOWN, EngineReport, State
 
 _LASTING: Final = (
     "version",
@@ -25,7 +25,7 @@ _GONE: Final = (State.DOWN, State.LOADING, State.SLEEPING)
 
 def merged(before: EngineReport | None, report: EngineReport) -> EngineReport:
     """The newest word on everything that this engine ever said."""
-    if before is None or before.engine != report.engine:
+    if before is None or report.engine not in (before.engine, UNKNOWN):
         return report
     lasting: dict[str, Any] = {
         name: getattr(before, name) for name in _LASTING if getattr(report, name) is None
@@ -38,7 +38,7 @@ def merged(before: EngineReport | None, report: EngineReport) -> EngineReport:
         lasting["capabilities"] = before.capabilities
     if before.documents:
         lasting["documents"] = {**before.documents, **report.documents}
-    return replace(report, **lasting)
+    return replace(report, engine=before.engine, **lasting)
 
 
 def restarted(before: EngineReport | None, report: EngineReport) -> bool:

@@ -148,6 +148,24 @@ class Backends:
             self.on_report(name, loading)
         self.poller.poke(name)
 
+    def on_cache_full(self, name: str) -> None:
+        """A stream died there because all slots together had outgrown one KV cache: they share it (engines.md 0.4)."""
+        known = self.known.get(name)
+        backend = self._dispatcher.dispatch.backends.get(name)
+        if known is None or known.report is None or backend is None:
+            return
+        if known.kv_limit is not None or backend.in_flight < 2:
+            return
+        known.overflowed = known.shape
+        self._log.event(
+            "warning",
+            "backend",
+            backend=name,
+            warning="its slots share one KV cache, which was full; what runs there is kept within it from now on",
+            kv_tokens=known.kv_limit,
+        )
+        self._dispatcher.apply(self._resize(self._clock(), known))
+
     def engine_of(self, name: str) -> str | None:
         """Which engine this backend said it is."""
         known = self.known.get(name)
@@ -231,7 +249,7 @@ class Backends:
             settles=report.engine in SETTLING_ENGINES,
             pooled=report.engine in POOLED_ENGINES,
             kv_tokens=settings.kv_tokens or report.kv_tokens,
-            kv_limit=settings.kv_tokens or (report.kv_tokens if report.kv_shared else None),
+            kv_limit=known.kv_limit,
         )
 
     def _hold(self, name: str, report: EngineReport, now: float) -> None:

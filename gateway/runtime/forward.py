@@ -16,6 +16,7 @@ import msgspec
 from gateway.core.catalog import Pool
 from gateway.core.errors import GatewayError, retry_after
 from gateway.core.headers import query_to_upstream, to_upstream
+from gateway.core.overflow import CacheFullError
 from gateway.core.reading import is_form, query_with_model, with_model
 from gateway.core.request import drop_top_level
 from gateway.core.routes import Route
@@ -109,6 +110,9 @@ class Forward:
     ) -> None:
         if value is not None and isinstance(value.__cause__, UpstreamError):
             self._fault(self._place.backend, value.__cause__)  # it broke while it was relayed
+        elif isinstance(value, CacheFullError):
+            self._backends.on_cache_full(self._place.backend)
+            self._place.finished(served=False)
         elif value is not None and self._response is not None and self._response.ended:
             self._place.finished(served=False)  # whatever became of it here, the engine is done
         self._hang_up()
@@ -138,6 +142,8 @@ class Forward:
                 if answer.status in FAULTS:
                     self._fault(place.backend, answer.status)
                 return answer
+            if meaning == "busy":
+                place.pressed()
             if not (place.may_wait() if meaning == "loading" else place.may_go_elsewhere()):
                 return _with_retry_after(answer, place)
             await self._go_on(meaning)

@@ -21,6 +21,23 @@ class Known:
     report: EngineReport | None = None
     reported_at: float | None = None
     last_traffic: float | None = None
+    overflowed: tuple[int, int] | None = None  # its shape when its slots outgrew one KV cache
+
+    @property
+    def kv_limit(self) -> int | None:
+        """Tokens that its running requests may need together; None: each slot has a cache of its own."""
+        report = self.report
+        if self.settings.kv_tokens is not None or report is None:
+            return self.settings.kv_tokens
+        if report.kv_shared:
+            return report.kv_tokens
+        return report.context_per_slot if self.overflowed == self.shape else None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Slots and context: an engine that was started with others may not share its cache."""
+        report = self.report
+        return (report.slots or 0, report.context_per_slot or 0) if report else (0, 0)
 
 
 def upstream_of(settings: Settings) -> Upstream:

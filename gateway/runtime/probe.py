@@ -15,7 +15,7 @@ from typing import Final
 
 import httpx2
 
-from gateway.engines.base import Answer, Ask, Engine, EngineReport, Look, Seen, State
+from gateway.engines.base import UNKNOWN, Answer, Ask, Engine, EngineReport, Look, Seen, State
 from gateway.engines.detect import ENGINES, is_certain, next_question, verdict
 from gateway.engines.liveness import Activity, Silence, judge
 
@@ -153,7 +153,7 @@ def silent_report(
         known.state if known else None,
     )
     words = "it is too busy to answer, but its streams move" if ruling.busy else reason.words
-    name = engine.name if engine else known.engine if known else "unknown"
+    name = engine.name if engine else known.engine if known else UNKNOWN
     return EngineReport(engine=name, state=ruling.state, busy=ruling.busy, warnings=(words,))
 
 

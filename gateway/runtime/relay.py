@@ -14,6 +14,7 @@ from gateway.core.body_tap import BodyTap
 from gateway.core.errors import GatewayError, Headers
 from gateway.core.figures import Usage
 from gateway.core.headers import to_downstream
+from gateway.core.overflow import CACHE_FULL, CacheFullError
 from gateway.core.routes import Route
 from gateway.core.sse import Tap
 from gateway.core.wire import Wire
@@ -73,10 +74,14 @@ async def _stream(
     await exchange.start(response.status, headers)
     clock = asyncio.get_running_loop().time
     tap = Tap(wire)
+    told = b""  # the read in which the engine reported an error
 
     def look(data: bytes) -> None:
+        nonlocal told
         if events := tap.feed(data):
             meter.content(clock(), events)
+        elif tap.saw_error:
+            told = told or data
 
     try:
         last = await _pass(response, exchange, look)
@@ -86,7 +91,7 @@ async def _stream(
     if events := tap.finish():
         meter.content(clock(), events)
     meter.used(tap.usage)
-    await _end(exchange, tap, last, judged=wire is not Wire.JSON)
+    await _end(exchange, tap, last, judged=wire is not Wire.JSON, told=told)
 
 
 async def _pass(response: Answer, exchange: Exchange, look: Callable[[bytes], None]) -> bytes:
@@ -108,7 +113,7 @@ async def _pass(response: Answer, exchange: Exchange, look: Callable[[bytes], No
         await exchange.write(data)
 
 
-async def _end(exchange: Exchange, tap: Tap, last: bytes, *, judged: bool) -> None:
+async def _end(exchange: Exchange, tap: Tap, last: bytes, *, judged: bool, told: bytes) -> None:
     """The engine's framing is satisfied. Is its answer whole too?
 
     1 its wire ended as it ends, or has no end of its own: the end
@@ -119,7 +124,8 @@ async def _end(exchange: Exchange, tap: Tap, last: bytes, *, judged: bool) -> No
         await exchange.end(last)
     elif tap.saw_error:
         await exchange.end(last)
-        raise GatewayError("upstream_broke", "The backend reported an error in its stream.")
+        kind = CacheFullError if CACHE_FULL in told else GatewayError
+        raise kind("upstream_broke", "The backend reported an error in its stream.")
     else:
         if last:
             await exchange.write(last)

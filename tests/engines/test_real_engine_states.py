@@ -83,6 +83,22 @@ async def test_slots_that_share_one_cache_are_never_filled_beyond_it() -> None:
             assert await slotgate.outcomes() == {"served": 4}
 
 
+@in_loop
+async def test_a_cache_that_nobody_said_is_shared_overflows_once_and_not_again() -> None:
+    async with (
+        llama_with(n_parallel=4, n_ctx=768, kv_unified=True) as engine,
+        running_gateway(engine.url, admission={"queue": 8}) as slotgate,
+    ):
+        await ready(slotgate)
+        body = chat(WORDS, max_tokens=150, stream=True, ignore_eos=True)
+        first = await _four_at_once(slotgate.base_url, body)
+        assert any("exceeded" in text for text in first)
+        again = await _four_at_once(slotgate.base_url, body)
+        assert all(text.endswith("data: [DONE]\n\n") for text in again)
+        assert "its slots share one KV cache, which was full" in slotgate.log.getvalue()
+        assert (await slotgate.status())["backends"][0]["breaker"] == "closed"
+
+
 async def _four_at_once(url: str, body: dict[str, Any]) -> list[str]:
     async with httpx2.AsyncClient(trust_env=False, timeout=None) as http:
         calls = (http.post(f"{url}{CHAT}", json=body) for _ in range(4))
