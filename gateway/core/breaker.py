@@ -25,6 +25,9 @@ class BreakerState(StrEnum):
     HALF_OPEN = "half_open"
 
 
+_CLOSED, _OPEN = BreakerState.CLOSED, BreakerState.OPEN  # each look at an Enum's member is a call
+
+
 @dataclass(slots=True)
 class Breaker:
     state: BreakerState = BreakerState.CLOSED
@@ -35,11 +38,11 @@ class Breaker:
 
     @property
     def is_open(self) -> bool:
-        return self.state is BreakerState.OPEN
+        return self.state is _OPEN
 
     def cap(self, slots: int) -> int:
         """The most permits to lend: all when closed, the ramp while half open, none when open."""
-        if self.state is BreakerState.CLOSED:
+        if self.state is _CLOSED:
             return slots
         return min(self.ramp, slots) if self.state is BreakerState.HALF_OPEN else 0
 

@@ -30,15 +30,25 @@ class Choice:
 
     def next(self, now: float) -> tuple[Waiting, Price] | None:
         """Who starts now, and at what price; None: nobody can, or is better off waiting."""
-        if self._queue:
+        if self._queue.waiting:
             self._end_vain_reservations()
             free = {b.name for b in self._backends.values() if b.free > 0}
             if free:
                 return self._choose(now, free)
         else:
             for backend in self._backends.values():
-                backend.end_idle(now)
+                if backend.idle_wanted_since is not None:
+                    backend.end_idle(now)
         return None
+
+    def alone(self, now: float, newcomer: Waiting) -> Price | None:
+        """The cheapest backend for a request while nobody is in line, if that has the slots for it now."""
+        self._openings.look()
+        prices = newcomer.prices = self._prices(now, newcomer, {})
+        if not prices:
+            return None
+        best = cost.cheapest(prices, newcomer.offer.conversation)
+        return best if best.wait_s == 0 else None  # whoever has the slots makes nobody wait
 
     def patience_ends(self) -> list[float]:
         """When idle slots that are wanted go to whoever can use them."""

@@ -70,24 +70,18 @@ class Dispatch:
         1 nobody of its pool is up: refuse      2 needs more permits than any backend has: refuse
         3 a slot is free: start                 4 the line has room, and it is short enough: wait
         5 a flooding key gives way: wait        6 refuse
+
+        With an empty line, 3 is looked at first: that is the usual case, and there is nobody else to think of.
         """
+        if not self.queue.waiting and (start := self._start_alone(now, offer)) is not None:
+            return [start]
         pool = [self.backends[name] for name in offer.pool if name in self.backends]
         hopeful = [backend for backend in pool if backend.is_hopeful]
         if not hopeful:
             return [Refuse(offer.ticket, "no_backend", 0.0)]
         if offer.permits > max(backend.slots for backend in hopeful):
             return [Refuse(offer.ticket, "too_many_choices", 0.0)]
-        waiting = self.queue.enter(now, offer, hopeful, now + self.limits.max_wait_s)
-        decisions = self._fill(now)
-        if offer.ticket not in self.queue.waiting:
-            decisions.sort(key=lambda one: one.ticket != offer.ticket)
-            return decisions
-        refusal = self.queue.overflow(now, waiting)
-        if refusal is None:
-            return [Wait(offer.ticket), *decisions]
-        if refusal.ticket != offer.ticket:  # somebody else gave way
-            return [Wait(offer.ticket), refusal, *decisions]
-        return [refusal, *decisions]
+        return self._line_up(now, offer, hopeful)
 
     def cancel(self, now: float, ticket: int) -> list[Decision]:
         """The client left while waiting, or at the instant of its start."""
@@ -233,9 +227,13 @@ class Dispatch:
 
     def wake_at(self, now: float) -> float | None:
         """When `tick` is due next; None when nothing waits and nothing settles."""
-        times = [one.until for b in self.backends.values() for one in b.settling]
-        times += [b.breaker.until for b in self.backends.values() if b.breaker.is_open]
-        if self.queue:
+        times: list[float] = []
+        for backend in self.backends.values():
+            if backend.settling:
+                times += [one.until for one in backend.settling]
+            if backend.breaker.is_open:
+                times.append(backend.breaker.until)
+        if self.queue.waiting:
             times.append(now + TICK_S)
             times += [one.deadline for one in self.queue]
             times += self._choice.patience_ends()
@@ -283,6 +281,31 @@ class Dispatch:
         return self._choice.could_start(now, self.queue.waiting[ticket], backend)
 
     # ------------------------------------------------------------------ the decision
+
+    def _start_alone(self, now: float, offer: Offer) -> Start | None:
+        """Start this newcomer without a place in line, as `_fill` would; None where `_fill` has to look."""
+        if offer.batch:  # those may be kept to some of the free slots
+            return None
+        newcomer = self.queue.newcomer(now, offer, now + self.limits.max_wait_s)
+        price = self._choice.alone(now, newcomer)
+        if price is None:
+            return None
+        affinity = self.permits.lend(now, newcomer, price)
+        return Start(offer.ticket, price.backend.name, price, affinity, newcomer.prices)
+
+    def _line_up(self, now: float, offer: Offer, hopeful: list[Backend]) -> list[Decision]:
+        """Take a place in line, and see who starts, waits and is refused now."""
+        waiting = self.queue.enter(now, offer, hopeful, now + self.limits.max_wait_s)
+        decisions = self._fill(now)
+        if offer.ticket not in self.queue.waiting:
+            decisions.sort(key=lambda one: one.ticket != offer.ticket)
+            return decisions
+        refusal = self.queue.overflow(now, waiting)
+        if refusal is None:
+            return [Wait(offer.ticket), *decisions]
+        if refusal.ticket != offer.ticket:  # somebody else gave way
+            return [Wait(offer.ticket), refusal, *decisions]
+        return [refusal, *decisions]
 
     def _fill(self, now: float) -> list[Decision]:
         """Start whoever may start. Called after every event that frees or adds."""

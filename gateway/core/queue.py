@@ -40,14 +40,18 @@ class Queue:
         first: bool = False,
     ) -> Waiting:
         """Take a place in line; the head of its own line with `first`."""
-        line = self.lines.line(offer.key, offer.weight, batch=offer.batch)
-        slots = sum(backend.slots for backend in hopeful)
-        expected = hopeful[0].service_s.value
-        waiting = Waiting(offer, line, now, deadline, expected, slots)
-        self.lines.add(line, waiting, first=first)
+        waiting = self.newcomer(now, offer, deadline)
+        waiting.pool_slots = sum(backend.slots for backend in hopeful)
+        waiting.expected_s = hopeful[0].service_s.value
+        self.lines.add(waiting.line, waiting, first=first)
         self.waiting[offer.ticket] = waiting
         self.pools[offer.pool] = self.pools.get(offer.pool, 0) + 1
         return waiting
+
+    def newcomer(self, now: float, offer: Offer, deadline: float) -> Waiting:
+        """A request as it would stand in line, without a place there yet."""
+        line = self.lines.line(offer.key, offer.weight, batch=offer.batch)
+        return Waiting(offer, line, now, deadline)
 
     def leave(self, waiting: Waiting) -> None:
         """Give the place back, and whatever was reserved for it."""

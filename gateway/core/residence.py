@@ -77,10 +77,13 @@ class Residence:
     def start(self, now: float, ticket: int, model: str) -> bool:
         """A request starts. True: it pushes out what was there, as far as we know."""
         own = self.own(model)
+        if self.loaded is None:
+            self.running[own] = self.running.get(own, 0) + 1
+            return False
         there = self.has(model)
         held = self._held()
         self.running[own] = self.running.get(own, 0) + 1
-        if there or self.loaded is None:
+        if there:
             return False
         pushes = bool(held) and len(held) >= (self.told.most or 1)
         self.loaded = frozenset(self.running) if pushes else held | {own}

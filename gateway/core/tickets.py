@@ -6,7 +6,7 @@ What is made for every request is a msgspec Struct: a frozen dataclass takes six
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
@@ -83,28 +83,23 @@ class Limits:
     max_wait_s: float = 30.0
 
 
-@dataclass(slots=True, eq=False)
-class Waiting:
+class Waiting(msgspec.Struct, eq=False):
     """A request in line. Owned by dispatch."""
 
     offer: Offer
     line: Line
     arrival: float
     deadline: float
-    expected_s: float
-    pool_slots: int
+    expected_s: float = 0.0
+    pool_slots: int = 0
     tried: frozenset[str] = frozenset()
     best: str | None = None  # its own cheapest backend at the last look
     overdue: bool = False
     reserves: bool = False  # freed slots of a backend are kept for it
-    prices: list[Price] = field(default_factory=list)  # at the last look
-    matches: dict[str, tuple[int, bool, int]] = field(
-        default_factory=dict
-    )  # owned by `core.choice`
+    prices: list[Price] = []  # at the last look
 
 
-@dataclass(slots=True, eq=False)
-class Held:
+class Held(msgspec.Struct, eq=False):
     """A request that has its permits. Owned by dispatch."""
 
     offer: Offer
