@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Final, Self
@@ -17,6 +18,7 @@ from gateway.runtime.exchange import Exchange
 from gateway.runtime.metrics import Metrics, Series
 
 Log = Callable[[Mapping[str, object]], None]
+_KEY: Final = re.compile(r"sk-[\w-]*")
 MOST_PATH: Final = 200  # characters of an unknown path that are logged
 
 
@@ -200,7 +202,7 @@ class Record:
             "key": self.key,
             "client": exchange.client or None,
             "method": exchange.method,
-            "path": exchange.path[:MOST_PATH],
+            "path": exchange.path if exchange.route is not None else _shown(exchange.path),
             "model": self.model,
             "backend": self.backend,
             "outcome": self.outcome,
@@ -216,6 +218,11 @@ class Record:
         if self.error is not None:
             line["error"] = self.error
         return line
+
+
+def _shown(path: str) -> str:
+    """A path that is none of ours: cut, and without what looks like a key, which somebody put in a wrong place."""
+    return _KEY.sub("sk-…", path[:MOST_PATH])
 
 
 def _ms(seconds: float | None) -> float | None:
