@@ -137,6 +137,11 @@ class Dispatch:
             return [Wait(ticket), *decisions]
         return sorted(decisions, key=lambda one: one.ticket != ticket)
 
+    def pressed(self, now: float, ticket: int) -> None:
+        """Its backend said that it is busy: it gets less from us for a while (law 7)."""
+        held = self.held[ticket]
+        held.backend.pressure.press(now, held.backend.in_flight - held.offer.permits)
+
     # ------------------------------------------------------------------ events about backends
 
     def put(
@@ -223,6 +228,7 @@ class Dispatch:
         for backend in self.backends.values():
             backend.expire_settling(now)
             backend.breaker.tick(now)
+            backend.pressure.ease(now, backend.slots)
         return [*self.queue.late(now), *self._fill(now)]
 
     def wake_at(self, now: float) -> float | None:
@@ -233,6 +239,8 @@ class Dispatch:
                 times += [one.until for one in backend.settling]
             if backend.breaker.is_open:
                 times.append(backend.breaker.until)
+            if backend.pressure.cap is not None:
+                times.append(backend.pressure.until)
         if self.queue.waiting:
             times.append(now + TICK_S)
             times += [one.deadline for one in self.queue]

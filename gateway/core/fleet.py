@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from gateway.core.breaker import Breaker
+from gateway.core.pressure import Pressure
 from gateway.core.residence import PRIOR_LOAD_S, Residence
 from gateway.core.room import Room
 
@@ -109,6 +110,7 @@ class Backend:
     name: str
     habits: Habits = field(default_factory=Habits)
     slots: int = 1
+    share: int | None = None  # of them, what this gateway may lend of those it shares; None: all
     fitness: Fitness = Fitness.DOWN
     draining: bool = False
     settles: bool = False  # llama-server and Ollama: a cancelled slot is not free at once
@@ -120,6 +122,7 @@ class Backend:
     service_s: Average = field(init=False)
     load_s: Average = field(init=False)  # seconds to load a model, or to wake
     breaker: Breaker = field(default_factory=Breaker)
+    pressure: Pressure = field(default_factory=Pressure)
     room: Room = field(default_factory=Room)
     residence: Residence = field(default_factory=Residence)
     advice: Advice | None = None
@@ -163,8 +166,9 @@ class Backend:
 
     @property
     def lendable(self) -> int:
-        """The most permits we would lend now: its slots, fewer while it proves itself after a failure."""
-        return self.breaker.cap(self.slots)
+        """The most permits we would lend now: fewer than its slots after a failure, or when it said it was busy."""
+        most = self.breaker.cap(self.pressure.limit(self.slots))
+        return most if self.share is None else min(most, self.share)
 
     @property
     def free(self) -> int:
@@ -173,7 +177,8 @@ class Backend:
             return 0
         if not self.settling:
             return max(0, self.lendable - self.in_flight)
-        return max(0, min(self.lendable, self.slots - self.settling_permits) - self.in_flight)
+        own = self.slots if self.share is None else min(self.slots, self.share)
+        return max(0, min(self.lendable, own - self.settling_permits) - self.in_flight)
 
     def free_for(self, ticket: int) -> int:
         """Free permits, unless they are being kept for somebody else."""

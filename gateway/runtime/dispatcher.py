@@ -216,6 +216,10 @@ class Place:
         dispatcher = self._dispatcher
         return dispatcher.spread_s(dispatcher.dispatch.queue.drain_s(self.offer))
 
+    def pressed(self) -> None:
+        """The engine said that it is busy."""
+        self._dispatcher.dispatch.pressed(self._dispatcher.now(), self.offer.ticket)
+
     def first_token(self) -> None:
         """Its prefill is over."""
         self._dispatcher.dispatch.first_token(self._dispatcher.now(), self.offer.ticket)

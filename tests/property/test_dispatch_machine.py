@@ -125,6 +125,9 @@ class DispatchMachine(RuleBasedStateMachine):
         """The backend said 503: it goes to another one, or is told that there is none."""
         ticket = self.pick("running", index)
         tried = self.dispatch.held[ticket].tried
+        backend = self.dispatch.held[ticket].backend
+        self.dispatch.pressed(self.now, ticket)
+        assert backend.pressure.limit(backend.slots) >= 1, "back-pressure leaves at least one"
         other = self.dispatch.has_other(self.now, ticket)
         self.state[ticket] = "waiting"
         decisions = self.dispatch.retry(self.now, ticket)
