@@ -14,6 +14,7 @@ import collections
 import cProfile
 import gc
 import os
+import resource
 import statistics
 import sys
 import tempfile
@@ -122,15 +123,18 @@ async def run(args: argparse.Namespace, where: Path) -> None:
 
 
 async def measure(load: Load, count: int, args: argparse.Namespace) -> None:
-    costs = []
+    costs, kernels = [], []
     for _ in range(args.batches):
         before = time.thread_time()
+        kernel = resource.getrusage(resource.RUSAGE_THREAD).ru_stime
         await load.run(count, stream=args.stream)
         costs.append((time.thread_time() - before) / count * 1e6)
+        kernels.append((resource.getrusage(resource.RUSAGE_THREAD).ru_stime - kernel) / count * 1e6)
     per = EVENTS if args.stream else 1
     what = "event" if args.stream else "request"
     print(
-        f"CPU us per {what}: least {min(costs) / per:.1f}, median {statistics.median(costs) / per:.1f}"
+        f"CPU us per {what}: least {min(costs) / per:.1f}, median {statistics.median(costs) / per:.1f}, "
+        f"of that in the kernel {statistics.median(kernels) / per:.1f}"
     )
 
 
