@@ -83,6 +83,10 @@ class Heard:
     def __exit__(self, *_: object) -> None:
         self._listening.__exit__(None, None, None)
 
+    @property
+    def text(self) -> str:
+        return self._stream.getvalue()
+
     def lines(self, event: str) -> list[dict[str, Any]]:
         """Of this event; after the gateway has ended they are complete."""
         found = [json.loads(x) for x in self._stream.getvalue().splitlines() if x.startswith("{")]
