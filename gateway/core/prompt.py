@@ -53,18 +53,19 @@ def pieces_of(fields: Mapping[str, Value], wire: Wire, *, few: bool) -> tuple[Pi
     `few`: what `few_elements` says of the body; without it, no list is taken apart.
     """
     before, sequence, after = _ORDER[wire]
-    pieces = list(_present(fields, before))
+    pieces = _present(fields, before)
     listed = fields.get(sequence)
     if listed is not None:
         pieces += _listed(listed, few=few)
-    pieces += _present(fields, after)
+    if after:
+        pieces += _present(fields, after)
     return tuple(pieces)
 
 
 def prompt_bytes_of(pieces: tuple[Piece, ...]) -> int:
     """The size of the prompt in bytes, with each inline image or file counted as about IMAGE_BYTES."""
     total = sum(map(len, pieces))
-    if total >= LARGE_PIECE:
+    if total >= LARGE_PIECE:  # one of them may be
         total -= sum(_inline(piece) for piece in pieces if len(piece) >= LARGE_PIECE)
     return total
 
@@ -85,10 +86,10 @@ def permits_of_prompt(prompt: Value | None, *, few: bool) -> int:
     return max(len(elements), 1)
 
 
-def _present(fields: Mapping[str, Value], names: Iterable[str]) -> Iterable[Piece]:
-    return (
+def _present(fields: Mapping[str, Value], names: Iterable[str]) -> list[Piece]:
+    return [
         memoryview(fields[name]) for name in names if name in fields and not _is_empty(fields[name])
-    )
+    ]
 
 
 def _is_empty(value: Value) -> bool:

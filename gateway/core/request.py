@@ -108,14 +108,18 @@ def _stream(fields: Mapping[str, Value], wire: Wire) -> bool:
 def _permits(fields: Mapping[str, Value], wire: Wire, *, few: bool) -> int:
     if wire in (Wire.CHAT, Wire.COMPLETIONS, Wire.NATIVE):
         prompts = 1 if wire is Wire.CHAT else permits_of_prompt(fields.get("prompt"), few=few)
-        return min(prompts * max(_integer(fields.get("n")) or 1, 1), MOST_PERMITS)
+        number = fields.get("n")
+        if number is not None:
+            prompts *= max(_integer(number) or 1, 1)
+        return min(prompts, MOST_PERMITS)
     return 1
 
 
 def _max_tokens(fields: Mapping[str, Value]) -> int | None:
     """The first limit that says something; a negative one means none."""
     for name in _LIMITS:
-        limit = _integer(fields.get(name))
+        value = fields.get(name)
+        limit = _integer(value) if value is not None else None
         if limit is not None:
             return limit if limit >= 0 else None
     options = fields.get("options")
