@@ -29,7 +29,6 @@ COMING = {
 PLANNED = {
     "doctor",
     "loadtest",
-    "plan",
 }  # commands that documents may speak of before they are there
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 

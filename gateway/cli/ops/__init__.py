@@ -1,0 +1,1 @@
+"""What the operator's bench knows, beside its commands: mostly plain functions, tested without a network."""
