@@ -8,7 +8,8 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
+from pathlib import Path
 from random import SystemRandom
 from typing import Any, Self
 
@@ -27,10 +28,13 @@ from gateway.core.config import Config
 from gateway.core.dispatch import Dispatch, Limits
 from gateway.core.errors import GatewayError
 from gateway.core.keys import KeyRing
+from gateway.core.lease_dispatch import LeasedDispatch
 from gateway.core.settings.nodes import ConfigErrors
 from gateway.pipeline import Pipeline
 from gateway.runtime import gauges, tables
 from gateway.runtime.backends import Backends
+from gateway.runtime.cluster import Cluster
+from gateway.runtime.configfile import KEYS_FILE
 from gateway.runtime.dispatcher import Dispatcher
 from gateway.runtime.drain import Drain
 from gateway.runtime.exposition import Exposition
@@ -48,8 +52,9 @@ from gateway.runtime.reload_reading import Fresh, Source, read_again
 __all__ = ["Gateway", "Source", "new_loop", "serve_forever"]
 
 _log = logging.getLogger("slotgate.reload")
+FIRST_ANSWER_S = 0.3  # of Redis; nobody waits longer for it
 FIRST_ROUND_S = 0.6  # a dead backend must not keep the others from serving
-EFFECTIVE = {section.name for section in fields(Config)} - {"redis"}
+EFFECTIVE = {section.name for section in fields(Config)}
 
 
 class Gateway:
@@ -61,7 +66,8 @@ class Gateway:
         self.log = LineLog(config.log.level, config.log.format)
         self.metrics = Metrics(asyncio.get_running_loop().time)
         limits = Limits(config.admission.queue, config.admission.max_wait_s)
-        self.dispatcher = Dispatcher(Dispatch(limits), SystemRandom())
+        dispatch = LeasedDispatch(limits) if config.redis else Dispatch(limits)
+        self.dispatcher = Dispatcher(dispatch, SystemRandom())
         self.backends = Backends(config, self.dispatcher, self.log, self.metrics.last_event_at)
         self.keystore = None if config.keyless else KeyStore(str(config.auth.keys_file))
         self.pipeline = Pipeline(
@@ -73,9 +79,12 @@ class Gateway:
             metrics=self.metrics,
             log=self.log,
         )
+        self.cluster = self._cluster(dispatch)
         history = History(self.metrics, self.dispatcher, self.backends)
         self._heartbeat = Heartbeat(history.sample)
         gauges.register(self.metrics, self.dispatcher, self.backends, self._heartbeat, __version__)
+        if self.cluster is not None:
+            gauges.register_redis(self.metrics, self._redis_up)
         told = tables.families(self.metrics)
         self.exposition = Exposition(lambda: [*told, *self.metrics.others])
         self._watcher = Watcher(self._files, self.reload)
@@ -86,7 +95,13 @@ class Gateway:
         self._status = Status(
             __version__,
             Sources(
-                self.backends, self.dispatcher, self.metrics, history, self._heartbeat, self.log
+                self.backends,
+                self.dispatcher,
+                self.metrics,
+                history,
+                self._heartbeat,
+                self.log,
+                self._redis_up if self.cluster is not None else lambda: None,
             ),
         )
         pages = LocalPages(
@@ -136,6 +151,9 @@ class Gateway:
         for setting in self.config.unused(EFFECTIVE):
             self.log.event("warning", "config", setting=setting, note="has no effect yet")
         await self.server.start()
+        if self.cluster is not None:
+            await self.cluster.start(FIRST_ANSWER_S)
+            self._ask_for_shared_keys(self.cluster)
         await self.backends.start(FIRST_ROUND_S)
         self._watcher.start()
         self._heartbeat.start()
@@ -207,6 +225,8 @@ class Gateway:
         await self._watcher.stop()
         self._heartbeat.stop()
         await self.server.stop()
+        if self.cluster is not None:
+            await self.cluster.stop()
         await self.backends.stop()
         self.dispatcher.close()
         self._library_log()
@@ -245,7 +265,36 @@ class Gateway:
         )
 
     def _ring(self) -> KeyRing | None:
-        return None if self.keystore is None else self.keystore.ring
+        if self.keystore is None:
+            return None
+        ring = self.keystore.ring
+        return ring if self.cluster is None else self.cluster.keys.ring(ring)
+
+    def _cluster(self, dispatch: Dispatch) -> Cluster | None:
+        """The other gateways, where there is a Redis."""
+        if self.config.redis is None or not isinstance(dispatch, LeasedDispatch):
+            return None
+        return Cluster(
+            self.config.redis.url.reveal(),
+            self.dispatcher,
+            dispatch,
+            backends=self.backends,
+            limits=self.pipeline.quota.limits,
+            log=self.log,
+            draining=lambda: self.pipeline.draining,
+            rng=SystemRandom(),
+        )
+
+    def _redis_up(self) -> bool:
+        return self.cluster is not None and self.cluster.is_up
+
+    def _ask_for_shared_keys(self, cluster: Cluster) -> None:
+        """With keys in Redis at the start, a gateway without a keys file is not keyless."""
+        if self.keystore is None and cluster.keys.some:
+            folder = Path(self._source.file).parent if self._source is not None else Path()
+            file = str(folder / KEYS_FILE)
+            self.config = replace(self.config, auth=replace(self.config.auth, keys_file=file))
+            self.pipeline.config, self.keystore = self.config, KeyStore(file)
 
 
 def _edge_settings(config: Config) -> EdgeSettings:

@@ -1,7 +1,8 @@
 """A key's own limits: requests at once, requests and tokens a minute. Over them: 429, never 503.
 
 Token bucket over one minute. A start is charged what it is expected to use and settled at its end, so the bucket may
-go below zero. Refused requests do not count against `rpm`.
+go below zero. Refused requests do not count against `rpm`. Where several gateways share the limits, what the others use
+counts as of when it was last heard (`core.lease_limits`).
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ class Usage:
     in_flight: int = 0
     requests: Bucket | None = None
     tokens: Bucket | None = None
+    elsewhere: int = 0  # in flight in other gateways
+    spent_requests: float = 0.0  # here, since the start
+    spent_tokens: float = 0.0
 
 
 @dataclass(slots=True)
@@ -55,7 +59,7 @@ class Limits:
     def enter(self, key: Key) -> None:
         """A request of this key has come. Raises GatewayError(key_concurrency). Pair it with `leave`."""
         usage = self._of(key)
-        if key.max_in_flight is not None and usage.in_flight >= key.max_in_flight:
+        if key.max_in_flight is not None and usage.in_flight + usage.elsewhere >= key.max_in_flight:
             raise GatewayError(
                 "key_concurrency",
                 f"This key may have {key.max_in_flight} requests at once (max_in_flight). Please try again in 2s.",
@@ -82,24 +86,24 @@ class Limits:
                 f"This key is over its limit a minute (rpm or tpm). Please try again in {round(again)}s.",
                 retry_after_s=again,
             )
-        if usage.requests:
-            usage.requests.level -= 1
-        if usage.tokens:
-            usage.tokens.level -= tokens
+        self._spend(usage, 1, tokens)
 
     def settle(self, key: Key, tokens: float) -> None:
         """`tokens`: what was used beyond, or (negative) below, what was charged."""
-        usage = self._of(key)
-        if usage.tokens:
-            usage.tokens.level -= tokens
+        self._spend(self._of(key), 0, tokens)
 
     def refund(self, key: Key, tokens: float) -> None:
         """It was refused after all: it counts against nothing."""
-        usage = self._of(key)
+        self._spend(self._of(key), -1, -tokens)
+
+    @staticmethod
+    def _spend(usage: Usage, requests: float, tokens: float) -> None:
+        usage.spent_requests += requests
+        usage.spent_tokens += tokens
         if usage.requests:
-            usage.requests.level += 1
+            usage.requests.level -= requests
         if usage.tokens:
-            usage.tokens.level += tokens
+            usage.tokens.level -= tokens
 
     def _of(self, key: Key) -> Usage:
         usage = self.usage.get(key.name)

@@ -49,6 +49,9 @@ class Backends:
         self.known: dict[str, Known] = {}
         self.upstreams: dict[str, Upstream] = {}
         self.catalog = Catalog()
+        # Where there are several gateways, `Cluster` sets these two.
+        self.may_weigh: Callable[[str], bool] = lambda _name: True
+        self.used_elsewhere: Callable[[str], int] = lambda _name: 0
         dispatcher.on_settling = self._on_settling
         for settings in config.backends:
             self._add(settings)
@@ -58,6 +61,7 @@ class Backends:
             self.on_report,
             self.activity,
             on_warning=self._warn,
+            may_weigh=self._may_weigh,
         )
 
     async def start(self, first_round_s: float) -> None:
@@ -111,7 +115,8 @@ class Backends:
         decisions = self._resize(now, known)
         advice = None
         if report.running is not None and not report.busy:
-            advice = Advice(now, report.running, report.waiting, report.kv_used_ratio)
+            running = max(0, report.running - self.used_elsewhere(name))
+            advice = Advice(now, running, report.waiting, report.kv_used_ratio)
         decisions += self._dispatcher.dispatch.report(
             now, name, Fitness(report.state.value), advice, asked_at=now - (report.age_s or 0.0)
         )
@@ -170,6 +175,9 @@ class Backends:
         """Which engine this backend said it is."""
         known = self.known.get(name)
         return known.report.engine if known is not None and known.report is not None else None
+
+    def _may_weigh(self, name: str) -> bool:
+        return self.may_weigh(name)
 
     def _is_alone(self, name: str) -> bool:
         """Would nobody serve any of its models in its place?"""

@@ -1,0 +1,208 @@
+"""Slots of each backend that this gateway may lend, when several gateways share them: events in, decisions out.
+
+Law of this file (law 1, for all gateways together): what is lent here is never more than what this gateway holds by
+the ledger, and the ledger never gives a slot to somebody before whoever held it has said that it let go, or has been
+silent for the length of its lease. The one exception: a living gateway that is cut off from the ledger for longer
+than its lease goes on with its own last share.
+
+How a slot moves. Every gateway sends a `Message` some 20 to 50 times a second: what it holds, uses, needs and asks
+for. The ledger (`runtime/cluster_ledger.lua`) answers with what is granted, and with what everybody else holds and needs. From
+that table each works out the same fair division (`core.lease_fair`). Who has more than its part lends nothing new at
+once, tells the ledger what it has let go of with its next message, and whoever asks for it gets it with its own next.
+
+Pauses. A process that was stopped does not notice, but its lease ends all the same. So a lease has an end by this
+gateway's own clock, earlier than the ledger's; after it nothing is lent until the ledger was asked again: it answers,
+and what it says holds, or it cannot be reached, and the exception does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from gateway.core.lease_fair import Want, divide
+
+LEASE_S: Final = 6.0  # at the ledger, from when it hears a message
+OWN_LEASE_S: Final = 5.0  # here, from before that message was sent: clocks may differ by a sixth
+TURN_MS: Final = 1_000  # how long an odd slot is one gateway's
+PEAK_S: Final = 1.0
+UNSEEN: Final = ""  # the epoch of a gateway that never heard from a ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One backend as dispatch sees it now, in permits."""
+
+    slots: int
+    used: int  # in flight and settling
+    waiting: int = 0  # of requests that could use it
+    spare: bool = True  # is it fit to hold slots in advance?
+
+    @property
+    def need(self) -> int:
+        return min(self.slots, self.used + self.waiting)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a gateway says of one backend. It lends no more than `hold` until it is answered."""
+
+    hold: int
+    used: int
+    need: int
+    peak: int
+    ask: int
+    slots: int
+    spare: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What a gateway sends. Older numbers than the last one heard are ignored by the ledger."""
+
+    sender: str
+    number: int
+    epoch: str  # of the ledger that its claims come from
+    claims: Mapping[str, Claim]
+    sent_at: float  # the sender's own clock; it is not transmitted
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the ledger last heard from another gateway about one backend."""
+
+    held: int
+    used: int
+    need: int
+    peak: int
+    spare: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the ledger answers. `others` never holds the sender itself."""
+
+    epoch: str  # another value: it is another ledger, or lost its memory
+    at_ms: int  # by the ledger's clock
+    granted: Mapping[str, int]
+    others: Mapping[str, Mapping[str, Standing]]  # gateway: backend: standing
+
+
+@dataclass(slots=True, eq=False)
+class _Holding:
+    """One backend's slots here. Owned by `Lease`."""
+
+    hold: int = 0  # by the ledger
+    share: int = 0  # what dispatch may lend: the hold, or less while some of it is let go
+    peaks: list[tuple[float, int]] = field(default_factory=list)  # (when, need), ever smaller
+
+
+class Lease:
+    """What one gateway holds of all backends. Times are its own monotonic seconds."""
+
+    def __init__(self, me: str) -> None:
+        self.me = me
+        self.others: Mapping[str, Mapping[str, Standing]] = {}
+        self.until = 0.0  # nothing is lent after it
+        self.is_alone = False  # the ledger cannot be reached
+        self._epoch = UNSEEN
+        self._turn = 0
+        self._number = 0
+        self._holdings: dict[str, _Holding] = {}
+
+    # ------------------------------------------------------------------ events
+
+    def ask(self, now: float, uses: Mapping[str, Use]) -> Message:
+        """Time to tell the ledger. Afterwards `shares` must reach dispatch before the message leaves."""
+        self._number += 1
+        self._keep(uses)
+        claims = {name: self._claim(now, name, use) for name, use in uses.items()}
+        return Message(self.me, self._number, self._epoch, claims, now)
+
+    def heard(self, now: float, message: Message, reply: Reply, uses: Mapping[str, Use]) -> None:
+        """The ledger answered this message."""
+        self.is_alone = False
+        self._epoch, self.others = reply.epoch, reply.others
+        self._turn = reply.at_ms // TURN_MS
+        self.until = message.sent_at + OWN_LEASE_S
+        for name, granted in reply.granted.items():
+            holding = self._holdings.get(name)
+            if holding is not None:
+                holding.hold = granted
+                use = uses.get(name)
+                part = granted if use is None else self._part(now, name, holding, use)
+                holding.share = min(granted, part)
+
+    def lost(self, now: float, uses: Mapping[str, Use]) -> None:
+        """The ledger could not be asked, though this process was running meanwhile: on with the last known share.
+
+        One that never held anything takes half of the slots, as one of a pair.
+        """
+        self.is_alone = True
+        self.until = now + OWN_LEASE_S
+        self._keep(uses)
+        for name, use in uses.items():
+            holding = self._holdings[name]
+            if self._epoch == UNSEEN:
+                holding.hold = max(1, use.slots // 2)
+            holding.share = holding.hold
+
+    # ------------------------------------------------------------------ decisions
+
+    @property
+    def shares(self) -> dict[str, int]:
+        """What dispatch may lend of each backend, until `until`."""
+        return {name: one.share for name, one in self._holdings.items()}
+
+    def is_short(self, uses: Mapping[str, Use]) -> bool:
+        """Does anybody need more of any backend than they hold? Then slots should move fast."""
+        for name, use in uses.items():
+            holding = self._holdings.get(name)
+            if holding is None or use.need > holding.share or holding.share < holding.hold:
+                return True
+        return any(
+            one.need > one.held for theirs in self.others.values() for one in theirs.values()
+        )
+
+    def used_elsewhere(self, name: str) -> int:
+        """Permits that other gateways have in flight there, as the ledger last heard."""
+        return sum(theirs[name].used for theirs in self.others.values() if name in theirs)
+
+    # ------------------------------------------------------------------ helpers
+
+    def _keep(self, uses: Mapping[str, Use]) -> None:
+        for name in [name for name in self._holdings if name not in uses]:
+            del self._holdings[name]
+        for name in uses:
+            self._holdings.setdefault(name, _Holding())
+
+    def _claim(self, now: float, name: str, use: Use) -> Claim:
+        holding = self._holdings[name]
+        peak = _peak(now, holding, use.need)
+        part = holding.hold if self.is_alone else self._part(now, name, holding, use)
+        if part < holding.hold:
+            holding.hold = max(part, min(holding.hold, use.used))
+        holding.share = min(holding.hold, part)
+        ask = max(part, holding.hold)
+        return Claim(holding.hold, use.used, use.need, peak, ask, use.slots, use.spare)
+
+    def _part(self, now: float, name: str, holding: _Holding, use: Use) -> int:
+        """Its fair part of one backend's slots."""
+        wants = {
+            other: Want(theirs[name].need, theirs[name].peak, theirs[name].spare)
+            for other, theirs in self.others.items()
+            if name in theirs
+        }
+        wants[self.me] = Want(use.need, _peak(now, holding, use.need), use.spare)
+        return divide(use.slots, wants, self._turn)[self.me]
+
+
+def _peak(now: float, holding: _Holding, need: int) -> int:
+    peaks = holding.peaks
+    while peaks and peaks[-1][1] <= need:
+        peaks.pop()
+    peaks.append((now, need))
+    while peaks[0][0] < now - PEAK_S:
+        peaks.pop(0)
+    return peaks[0][1]

@@ -1,0 +1,98 @@
+"""Dispatch in one gateway of several: it lends its share of each backend's slots, for as long as its lease lasts.
+
+Law of this file: after the end of the lease nothing new is lent, by whichever event comes first. A process that was
+stopped and goes on finds its sockets full of events before any timer of its own fires.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gateway.core.dispatch import Decision, Dispatch, Offer
+from gateway.core.fleet import Advice, Fitness
+from gateway.core.lease import Use
+
+MANY = 64  # waiting requests; beyond, they are not looked at one by one
+
+
+class LeasedDispatch(Dispatch):
+    """The same events; before the first `lend` it lends nothing."""
+
+    _until = 0.0
+
+    def lend(self, now: float, shares: Mapping[str, int], until: float) -> list[Decision]:
+        """What it may lend of each backend until then. What is in flight above a smaller share goes on."""
+        self._until = until
+        for name, backend in self.backends.items():
+            backend.share = shares.get(name, 0)
+        return super().tick(now)
+
+    def uses(self) -> dict[str, Use]:
+        """How much of each backend's slots is in use, and how many more are waited for."""
+        waiting = self._waiting()
+        return {
+            name: Use(
+                slots=backend.slots,
+                used=backend.in_flight + backend.settling_permits,
+                waiting=waiting.get(name, 0) if backend.takes_work else 0,
+                spare=backend.takes_work,
+            )
+            for name, backend in self.backends.items()
+        }
+
+    def offer(self, now: float, offer: Offer) -> list[Decision]:
+        self._look(now)
+        return super().offer(now, offer)
+
+    def cancel(self, now: float, ticket: int) -> list[Decision]:
+        self._look(now)
+        return super().cancel(now, ticket)
+
+    def release(self, now: float, ticket: int, **how: Any) -> list[Decision]:
+        self._look(now)
+        return super().release(now, ticket, **how)
+
+    def retry(self, now: float, ticket: int, **how: Any) -> list[Decision]:
+        self._look(now)
+        return super().retry(now, ticket, **how)
+
+    def put(self, now: float, name: str, **size: Any) -> list[Decision]:
+        self._look(now)
+        is_new = name not in self.backends
+        decisions = super().put(now, name, **size)  # a new one is down, so nothing starts there
+        if is_new:
+            self.backends[name].share = 0
+        return decisions
+
+    def report(
+        self, now: float, name: str, fitness: Fitness, advice: Advice | None, asked_at: float
+    ) -> list[Decision]:
+        self._look(now)
+        return super().report(now, name, fitness, advice, asked_at)
+
+    def tick(self, now: float) -> list[Decision]:
+        self._look(now)
+        return super().tick(now)
+
+    def _look(self, now: float) -> None:
+        if now >= self._until:
+            for backend in self.backends.values():
+                backend.share = 0
+
+    def _waiting(self) -> dict[str, int]:
+        """Permits that are waited for on each backend: a request counts on all that it could use."""
+        if (
+            len(self.queue.waiting) > MANY
+        ):  # then it is more than anybody will get, whoever wants how many
+            wanted = list(self.queue.pools.items())
+        else:
+            wanted = [
+                (one.offer.pool - one.tried, one.offer.permits)
+                for one in self.queue.waiting.values()
+            ]
+        waiting: dict[str, int] = {}
+        for pool, permits in wanted:
+            for name in pool:
+                waiting[name] = waiting.get(name, 0) + permits
+        return waiting
