@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 LOCK := requirements-dev.lock
 LOCKED = $(PIP) -c $(LOCK) $(1) || { echo "$(LOCK) does not fit here: installing without it." >&2; $(PIP) $(1); }
 
-.PHONY: help demo test check fuzz lint lock dist clean bench-overhead bench-overload test-vllm test-ollama test-agents
+.PHONY: help demo test check fuzz lint lock dist release-check clean bench-overhead bench-overload test-vllm test-ollama test-agents
 
 help:                          ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 24
@@ -64,6 +64,9 @@ lock:                          ## write requirements-dev.lock anew, from a fresh
 dist: $(VENV)/bin/python       ## wheel and sdist in dist/
 	$(PIP) build
 	$(BIN)/python -m build -o dist
+
+release-check: $(VENV)/bin/python   ## is this commit fit to be released? wheel, SBOM and image in dist/
+	PYTHON=$(PYTHON) deploy/release/check.sh
 
 clean:                         ## everything that make made
 	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
