@@ -114,10 +114,6 @@ class Limits:
     def body_bytes(self) -> int:
         return int(self.body_mib * 1024 * 1024)
 
-    @property
-    def header_bytes(self) -> int:
-        return int(self.header_kib * 1024)
-
 
 @dataclass(frozen=True, slots=True)
 class Redis:

@@ -83,11 +83,6 @@ def figures_of_json(body: bytes, wire: Wire) -> Figures:
     return Figures(usage or usage_of_timings(timings), timings)
 
 
-def usage_of_json(body: bytes, wire: Wire) -> Usage | None:
-    """The usage of a whole, not streamed answer. Never raises."""
-    return figures_of_json(body, wire).usage
-
-
 def figures_of_ends(head: bytes, tail: bytes, wire: Wire) -> Figures:
     """The figures of a document too large to decode, as far as they stand within its ends."""
     timings = timings_of(_member(tail, "timings") or _member(head, "timings"))

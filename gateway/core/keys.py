@@ -43,9 +43,6 @@ class Key:
     expires: datetime | None = None
     admin: bool = False
 
-    def may_use(self, model: str) -> bool:
-        return self.models is None or model in self.models
-
     def is_valid(self, now: datetime) -> bool:
         return self.expires is None or now < self.expires
 

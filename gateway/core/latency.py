@@ -52,10 +52,6 @@ class Window:
         for totals in self._totals.values():
             totals[bucket] += count
 
-    def quantile(self, now: float, q: float, window_s: int) -> float | None:
-        """See `quantile`, for this series alone."""
-        return quantile((self,), now, q, window_s)
-
     def counts(self, now: float, window_s: int) -> list[int]:
         """Samples by bucket in the window (one of WINDOWS_S) that ends now. Not to be changed."""
         number = int(now // SLICE_S)

@@ -67,8 +67,6 @@ def _named(model: str | None) -> ParsedRequest:
         prompt_cache_key=None,
         pieces=(),
         prompt_bytes=0,
-        include_usage=False,
-        has_id_slot=False,
     )
 
 

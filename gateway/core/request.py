@@ -41,8 +41,6 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_cache_key: str | None
     pieces: tuple[Piece, ...]
     prompt_bytes: int
-    include_usage: bool
-    has_id_slot: bool
 
 
 def parse(body: bytes, wire: Wire) -> ParsedRequest:
@@ -64,8 +62,6 @@ def parse(body: bytes, wire: Wire) -> ParsedRequest:
         prompt_cache_key=_cache_key(fields),
         pieces=pieces,
         prompt_bytes=prompt_bytes_of(pieces),
-        include_usage=_include_usage(fields),
-        has_id_slot="id_slot" in fields,
     )
 
 
@@ -81,11 +77,10 @@ def replace_model(body: bytes, new_model: str, span: Span | None = None) -> byte
     return b"".join((body[: span[0]], json.dumps(new_model).encode(), body[span[1] :]))
 
 
-def drop_top_level(body: bytes, name: bytes) -> bytes:
+def drop_top_level(body: bytes, name: str) -> bytes:
     """The body without the top-level members of this name, each with exactly one comma."""
-    wanted = name.decode()
     found = members(body)
-    kept = [position for position, member in enumerate(found) if member.name != wanted]
+    kept = [position for position, member in enumerate(found) if member.name != name]
     if len(kept) == len(found):
         return body
     if not kept:
@@ -123,7 +118,7 @@ def _max_tokens(fields: Mapping[str, Value]) -> int | None:
         if limit is not None:
             return limit if limit >= 0 else None
     options = fields.get("options")
-    limit = _integer(_inner(options, "num_predict")) if options is not None else None
+    limit = _integer(_num_predict(options)) if options is not None else None
     return limit if limit is not None and limit >= 0 else None
 
 
@@ -132,11 +127,6 @@ def _cache_key(fields: Mapping[str, Value]) -> str | None:
     if value is None or len(value) > LONGEST_CACHE_KEY:
         return None
     return text_of(value) or None
-
-
-def _include_usage(fields: Mapping[str, Value]) -> bool:
-    options = fields.get("stream_options")
-    return options is not None and equals(_inner(options, "include_usage"), b"true")
 
 
 def _integer(value: Value | None) -> int | None:
@@ -151,16 +141,14 @@ def _integer(value: Value | None) -> int | None:
 
 class _Options(msgspec.Struct):
     num_predict: msgspec.Raw = msgspec.Raw()
-    include_usage: msgspec.Raw = msgspec.Raw()
 
 
 _options = msgspec.json.Decoder(_Options).decode
 
 
-def _inner(value: Value, name: str) -> Value | None:
-    """One member of a small nested object; None if it has none or is no object."""
+def _num_predict(options: Value) -> Value | None:
+    """Ollama's limit; None if the options have none or are no object."""
     try:
-        raw: Value = getattr(_options(value), name)
+        return _options(options).num_predict or None
     except (msgspec.MsgspecError, RecursionError):
         return None
-    return raw or None

@@ -36,7 +36,6 @@ class Tap:
         "_usual",
         "content_events",
         "events",
-        "saw_id_field",
     )
 
     def __init__(self, wire: Wire) -> None:
@@ -47,7 +46,6 @@ class Tap:
         self._usual: bytes | tuple[()] = () if self._records else b"data: {"  # () is never met
         self.events = 0  # whole events seen; a block without data (a comment) is none
         self.content_events = 0
-        self.saw_id_field = False  # an `id:` line: some clients then choke on blank comments
 
     def feed(self, data: bytes) -> int:
         """Look at one read. Returns how many content events it completed."""
@@ -129,8 +127,6 @@ class Tap:
                 data.append(value)
             elif field == b"event":
                 name = value.strip()
-            elif field == b"id":
-                self.saw_id_field = True
             elif field == b"error":  # how old llama-server builds report one
                 self._reader.error = True
         return bool(data) and self._event(b"\n".join(data), name)

@@ -57,7 +57,7 @@ class Outgoing(msgspec.Struct, frozen=True, eq=False):
             body = with_model(route, body, self.content_type, expected)
         pinned = b"id_slot" in body and not self.keep_id_slot
         if pinned and not is_form(route, self.content_type):
-            body = drop_top_level(body, b"id_slot")
+            body = drop_top_level(body, "id_slot")
         return body
 
     def query_for(self, backend: str) -> bytes:

@@ -35,7 +35,6 @@ def marks(tap: Tap) -> tuple[object, ...]:
         tap.at_boundary,
         tap.saw_terminal,
         tap.saw_error,
-        tap.saw_id_field,
         tap.usage,
         tap.timings,
     )

@@ -116,7 +116,7 @@ routing: {affinity: false, keep_id_slot: true}
         Backend("a", "https://h/v1", "vllm", None, 8, 65536, ("m", "n:1b"), drain=True, ca=None),
     )
     assert (config.admission.queue, config.admission.max_wait_s) == (0, 0.5)
-    assert (config.limits.body_bytes, config.limits.header_bytes) == (512 * 1024, 8192)
+    assert (config.limits.body_bytes, config.limits.header_kib) == (512 * 1024, 8)
     assert config.trusted_proxies == ("10.0.0.5/32", "fd00::/8")
     assert config.cors.origins == ("https://chat.example.org",)
     assert (config.routing.affinity, config.routing.keep_id_slot) == (False, True)

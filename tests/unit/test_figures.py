@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.core.body_tap import BodyTap
-from gateway.core.figures import WHOLE, Figures, Timings, Usage, figures_of_json, usage_of_json
+from gateway.core.figures import WHOLE, Figures, Timings, Usage, figures_of_json
 from gateway.core.wire import Wire
 from tests.unit.events import DONE, delta, event, tapped
 from tests.unit.recorded import SAMPLES, body_of
@@ -55,17 +55,17 @@ def test_a_usage_event_that_comes_first_is_kept() -> None:
     ],
 )
 def test_usage_of_recorded_whole_answers(sample: str, wire: Wire, usage: Usage | None) -> None:
-    assert usage_of_json(body_of(sample), wire) == usage
+    assert figures_of_json(body_of(sample), wire).usage == usage
 
 
 def test_usage_of_other_whole_answers() -> None:
     embedded = b'{"data":[],"usage":{"prompt_tokens":8,"total_tokens":8}}'
-    assert usage_of_json(embedded, Wire.JSON) == Usage(8, None, 0)
-    assert usage_of_json(b'{"embeddings":[],"prompt_eval_count":4}', Wire.OLLAMA_NDJSON) == Usage(
-        4, None, 0
-    )
+    assert figures_of_json(embedded, Wire.JSON).usage == Usage(8, None, 0)
+    assert figures_of_json(
+        b'{"embeddings":[],"prompt_eval_count":4}', Wire.OLLAMA_NDJSON
+    ).usage == Usage(4, None, 0)
     native = b'{"content":"a","stop":true,"tokens_evaluated":3,"tokens_predicted":1}'
-    assert usage_of_json(native, Wire.NATIVE) == Usage(3, None, 1)
+    assert figures_of_json(native, Wire.NATIVE).usage == Usage(3, None, 1)
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -73,7 +73,7 @@ def test_usage_of_an_answer_of_many_mib_is_found_at_either_end(first: bool) -> N
     usage = '"usage":{"prompt_tokens":8,"total_tokens":8}'
     data = '"data":[{"embedding":[' + "0.25," * (1 << 20) + "0.5]}]"
     body = "{" + ",".join([usage, data] if first else [data, usage]) + "}"
-    assert usage_of_json(body.encode(), Wire.JSON) == Usage(8, None, 0)
+    assert figures_of_json(body.encode(), Wire.JSON).usage == Usage(8, None, 0)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_every_recorded_json_body_is_read_without_raising() -> None:
         if path.suffix in (".http", ".json")
     ]
     assert len(bodies) > 100
-    assert sum(usage_of_json(body, Wire.CHAT) is not None for body in bodies) >= 10
+    assert sum(figures_of_json(body, Wire.CHAT).usage is not None for body in bodies) >= 10
 
 
 @pytest.mark.parametrize("size", [1, 1000, 65536, 1 << 22])

@@ -62,12 +62,6 @@ def test_a_key_lasts_to_its_last_instant_and_not_beyond() -> None:
     assert not OLD.is_valid(NOW.astimezone(timezone(timedelta(hours=5))))
 
 
-def test_a_key_may_use_its_models_only() -> None:
-    assert ALICE.may_use("anything")
-    assert BOB.may_use("coder")
-    assert not BOB.may_use("code")
-
-
 def test_a_ring_shows_no_secret_and_knows_hashes_only() -> None:
     assert "sk-alice" not in repr(RING)
     assert ALICE.hash == sha256(b"sk-alice").digest()

@@ -262,9 +262,7 @@ def test_the_token_limit_is_found_under_each_of_its_names(
     assert chat(**fields).max_tokens == limit
 
 
-def test_cache_key_usage_option_and_slot_pin_are_read() -> None:
-    found = chat(prompt_cache_key="abc", stream_options={"include_usage": True}, id_slot=0)
-    assert (found.prompt_cache_key, found.include_usage, found.has_id_slot) == ("abc", True, True)
-    found = chat(prompt_cache_key=5, stream_options={"include_usage": "yes"}, x={"id_slot": 0})
-    assert (found.prompt_cache_key, found.include_usage, found.has_id_slot) == (None, False, False)
-    assert chat(prompt_cache_key="a" * 5000, stream_options=None).prompt_cache_key is None
+def test_a_cache_key_is_a_text_of_bearable_length() -> None:
+    assert chat(prompt_cache_key="abc").prompt_cache_key == "abc"
+    assert chat(prompt_cache_key=5).prompt_cache_key is None
+    assert chat(prompt_cache_key="a" * 5000).prompt_cache_key is None

@@ -36,11 +36,6 @@ def test_a_half_ollama_record_is_no_boundary() -> None:
     assert (tap.feed(b"lse}\n"), tap.at_boundary) == (1, True)
 
 
-def test_an_id_field_is_noticed_and_text_that_holds_one_is_not() -> None:
-    assert tapped(Wire.CHAT, b"id: 1\ndata: {}\n\n").saw_id_field
-    assert not tapped(Wire.CHAT, event(delta(content="id: 1"))).saw_id_field
-
-
 # How streams end
 
 
