@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 LOCK := requirements-dev.lock
 LOCKED = $(PIP) -c $(LOCK) $(1) || { echo "$(LOCK) does not fit here: installing without it." >&2; $(PIP) $(1); }
 
-.PHONY: help demo test check fuzz lint lock dist release-check clean bench-overhead bench-overload test-vllm test-ollama test-agents
+.PHONY: help demo test check fuzz lint lock dist release-check clean audit chaos soak bench-overhead bench-overload test-vllm test-ollama test-agents
 
 help:                          ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 24
@@ -53,6 +53,19 @@ bench-overload: $(VENV)/.dev   ## more load than the engines can serve, beside i
 
 fuzz: $(VENV)/.dev             ## the property tests with fresh randomness
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -q tests/property
+
+chaos: $(VENV)/.dev            ## ten minutes of everything that can go wrong, with a fresh seed (SECONDS_EACH=600 SEED=n)
+	SLOTGATE_CHAOS_S=$(or $(SECONDS_EACH),600) SLOTGATE_CHAOS_SEED=$(or $(SEED),$$(date +%s)) \
+		$(BIN)/pytest -q -s tests/gateway/test_chaos.py
+
+soak: $(VENV)/.dev             ## a million requests with all that goes wrong: is memory flat? (SOAK="--requests 200000")
+	$(BIN)/python -m bench.soak --check $(SOAK)
+
+# A tool of its own environment. Where its service cannot be reached it says so of each package, and nothing fails.
+audit: $(VENV)/bin/python      ## known vulnerabilities of the locked versions
+	@test -x build/audit/bin/pip-audit || { $(BIN)/python -m venv build/audit && \
+		build/audit/bin/python -m pip install -q --disable-pip-version-check pip-audit; }
+	@build/audit/bin/pip-audit --no-deps --disable-pip --progress-spinner off -r $(LOCK)
 
 lock:                          ## write requirements-dev.lock anew, from a fresh environment
 	rm -rf build/lock && $(PYTHON) -m venv build/lock
