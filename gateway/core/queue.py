@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from gateway.core.fairness import Lines
+from gateway.core.fairness import Line, Lines
 from gateway.core.fleet import Backend
 from gateway.core.tickets import Limits, Offer, Reason, Refuse, Waiting
 
@@ -119,9 +119,7 @@ class Queue:
         if any(one.offer.ticket != offer.ticket for one in mine.waiting):
             return None
         rivals = [
-            [one for one in line.waiting if one.offer.pool & offer.pool]
-            for line in self.lines.lines_waiting()
-            if line is not mine
+            self._rivals(line, offer) for line in self.lines.lines_waiting() if line is not mine
         ]
         crowd = max(rivals, key=len, default=[])
         if len(crowd) < 2:
@@ -162,11 +160,17 @@ class Queue:
         pool = [b for b in self._known(offer.pool) if b.takes_work]
         if sum(b.service_s.samples for b in pool) < MEASURED:
             return 0.0
-        lines = self.lines.lines_waiting()
-        mine = next((len(line.waiting) for line in lines if line.key == offer.key), 1)
-        ahead = sum(min(len(line.waiting), mine) for line in lines)
+        rivals = {line.key: self._rivals(line, offer) for line in self.lines.lines_waiting()}
+        mine = len(rivals.get(offer.key, ())) or 1
+        ahead = sum(min(len(waiting), mine) for waiting in rivals.values())
         rate = sum(b.lendable / b.service_s.value for b in pool)
         return ahead / rate if rate else 0.0
+
+    def _rivals(self, line: Line, offer: Offer) -> list[Waiting]:
+        """Those in this line that wait for a backend which the offer could use too."""
+        if len(self.pools) == 1 and offer.pool in self.pools:
+            return line.waiting
+        return [one for one in line.waiting if one.offer.pool & offer.pool]
 
     def _known(self, pool: Iterable[str]) -> list[Backend]:
         return [b for n in pool if (b := self._backends.get(n)) is not None]

@@ -401,6 +401,17 @@ def test_a_key_of_its_own_is_not_judged_by_the_line_of_another() -> None:
     assert desk.waits(desk.offer("drop")), "in a fair order it is second, not fourth"
 
 
+def test_who_waits_for_other_backends_makes_nobody_wait_longer() -> None:
+    desk = Desk(queue=100, max_wait_s=30.0, a=1, b=1)
+    for pool in "ab":
+        for _ in range(8):
+            desk.end(desk.offer(pool=pool), after_s=10.0)
+    for key in ("one", "two", "three", "four", "five"):
+        desk.offers(2, key, pool="b")
+    desk.offer("drop", pool="a")
+    assert desk.waits(desk.offer("drop", pool="a")), "one slot ahead of it, ten seconds"
+
+
 def test_a_refusal_says_how_long_the_line_takes_to_drain() -> None:
     desk = Desk(queue=4, a=2)
     for _ in range(8):
