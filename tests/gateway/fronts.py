@@ -66,12 +66,19 @@ def caddy_version() -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", told.stdout)[:2])
 
 
-def nginx_files(folder: Path, *, gateway: int, port: int, tls_port: int) -> Path:
-    """The shipped configuration for these ports, and one around it that needs no root."""
+def nginx_files(
+    folder: Path, *, gateway: int, port: int, tls_port: int, others: Sequence[int] = ()
+) -> Path:
+    """The shipped configuration for these ports, and one around it that needs no root.
+
+    `others` are more gateways, which nginx asks in turn.
+    """
     folder.mkdir(exist_ok=True)
+    ports = (gateway, *others)
+    servers = "".join(f"    server 127.0.0.1:{one} max_fails=0;\n" for one in ports)
     text = _with(
         NGINX.read_text(),
-        ("server 127.0.0.1:8088 ", f"server 127.0.0.1:{gateway} "),
+        ("    server 127.0.0.1:8088 max_fails=0;\n", servers),
         ("listen 443 ssl", f"listen 127.0.0.1:{port};\n    listen 127.0.0.1:{tls_port} ssl"),
         ("/etc/ssl/slotgate/server.pem", str(CERTS / "server.pem")),
         ("/etc/ssl/slotgate/server.key", str(CERTS / "server.key")),
@@ -97,12 +104,16 @@ def caddy_file(folder: Path, *, gateway: int, port: int) -> Path:
 
 
 @contextlib.asynccontextmanager
-async def front(kind: str, gateway: int, folder: Path) -> AsyncIterator[Front]:
-    """A proxy of this kind in front of the gateway at this port. Skips when it is not installed."""
+async def front(
+    kind: str, gateway: int, folder: Path, others: Sequence[int] = ()
+) -> AsyncIterator[Front]:
+    """A proxy of this kind in front of the gateway at this port (nginx: and others). Skips when it is not installed."""
     found = program(kind)
     port, tls_port = _free_ports(2)
     if kind == "nginx":
-        file = nginx_files(folder / kind, gateway=gateway, port=port, tls_port=tls_port)
+        file = nginx_files(
+            folder / kind, gateway=gateway, port=port, tls_port=tls_port, others=others
+        )
         command = [found, "-p", str(folder), "-e", str(folder / "early.log"), "-c", str(file)]
     else:
         file = caddy_file(folder / kind, gateway=gateway, port=port)

@@ -24,7 +24,7 @@ import pytest
 
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import Running, running_gateway
-from tests.fakes.raw_client import RawClient
+from tests.fakes.raw_client import RawClient, RawResponse
 from tests.fakes.running import eventually, in_loop, slack
 from tests.fakes.scripts import RST, chat_stream, drop, events_of, hang, raw
 from tests.gateway.fronts import CERTS, KINDS, Front, caddy_version, front
@@ -224,21 +224,77 @@ async def test_without_a_gateway_clients_get_an_error_that_they_can_read(
         assert answer.header("x-should-retry") == "true", "nobody was reached, so nothing ran"
 
 
-@in_loop
-async def test_what_broke_after_it_was_sent_must_not_be_repeated_says_nginx(tmp_path: Path) -> None:
-    async def takes_and_dies(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
+@dataclass(slots=True)
+class Peer:
+    """What stands where a gateway would, and counts the requests that it took."""
+
+    answer: bytes
+    taken: int = 0
+
+    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            self.taken += 1
+            writer.write(self.answer)
         writer.close()
 
-    server = await asyncio.start_server(takes_and_dies, "127.0.0.1", 0)
-    async with (
-        server,
-        front("nginx", server.sockets[0].getsockname()[1], tmp_path) as at,
-        await RawClient.connect(at.port) as client,
-    ):
+
+@contextlib.asynccontextmanager
+async def listening(peer: Peer) -> AsyncIterator[int]:
+    """Its port."""
+    async with await asyncio.start_server(peer.take, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
+
+
+async def _post(at: Front) -> RawResponse:
+    async with await RawClient.connect(at.port) as client:
         await client.request("POST", CHAT, headers=_host(at), body=b"{}")
-        answer = await client.response()
-    assert (answer.status, answer.header("x-should-retry")) == (502, "false")
+        return await client.response()
+
+
+@in_loop
+async def test_what_broke_after_it_was_sent_is_sent_to_no_other_gateway(tmp_path: Path) -> None:
+    first, second = Peer(b""), Peer(b"")
+    async with (
+        listening(first) as one,
+        listening(second) as other,
+        front("nginx", one, tmp_path, [other]) as at,
+    ):
+        for number in range(1, 5):
+            answer = await _post(at)
+            assert (answer.status, answer.header("x-should-retry")) == (502, "false")
+            assert first.taken + second.taken == number, "a generation was sent twice"
+
+
+@in_loop
+async def test_a_gateway_that_is_away_costs_nobody_a_request_while_another_is_there(
+    tmp_path: Path,
+) -> None:
+    there = Peer(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        async with (
+            listening(there) as other,
+            front("nginx", nobody.getsockname()[1], tmp_path, [other]) as at,
+        ):
+            assert [(await _post(at)).status for _ in range(4)] == [200] * 4
+    assert there.taken == 4
+
+
+@in_loop
+async def test_a_503_of_one_gateway_is_an_answer_and_not_a_reason_to_ask_another(
+    tmp_path: Path,
+) -> None:
+    full = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 7\r\nContent-Length: 2\r\n\r\n{}"
+    peers = Peer(full), Peer(full)
+    async with (
+        listening(peers[0]) as one,
+        listening(peers[1]) as other,
+        front("nginx", one, tmp_path, [other]) as at,
+    ):
+        answer = await _post(at)
+    assert (answer.status, answer.header("retry-after"), answer.body) == (503, "7", b"{}")
+    assert sum(peer.taken for peer in peers) == 1
 
 
 @in_loop

@@ -202,6 +202,29 @@ def test_grafana_finds_the_board_and_its_prometheus() -> None:
     assert SERVICES["prometheus"]["ports"][0].endswith(":9090")
 
 
+def test_promtool_accepts_its_configuration(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool on PATH (apt-get install prometheus)")
+    shutil.copytree(ROOT / "deploy" / "prometheus", tmp_path, dirs_exist_ok=True)
+    shutil.copy(FOLDER / "prometheus.yml", tmp_path)
+    run = subprocess.run(
+        [promtool, "check", "config", "--syntax-only", str(tmp_path / "prometheus.yml")],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_every_config_in_the_manual_is_correct(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "deploy.md").read_text()
+    configs = re.findall(r"^```yaml\n(backends:.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert configs
+    for config_text in configs:
+        file = tmp_path / "slotgate.yaml"
+        file.write_text(config_text)
+        assert load(file, environ={}).backends
+
+
 @pytest.mark.parametrize("profile", ["", "tools", *ENGINES])
 def test_docker_compose_accepts_it(profile: str) -> None:
     run = subprocess.run(
