@@ -176,15 +176,15 @@ class Gateway:
         """What is wrong, if anything is; then nothing has changed."""
         try:
             fresh = await asyncio.to_thread(read_again, self.config, self._source)
+            await self._take_up(fresh)
         except ConfigErrors as errors:
             return [str(mistake) for mistake in errors.mistakes]
         except OSError as error:  # a file that is named and went away meanwhile
             return [f"{error.filename or 'a file'}: {error.strerror or error}"]
         except Exception as error:  # noqa: BLE001
             # Noticed by: the operator, in the log and in the metric. The next reload is tried all the same.
-            _log.exception("a bug in reading the configuration again")
+            _log.exception("a bug in taking up the configuration")
             return [f"a bug in the gateway: {type(error).__name__}"]
-        await self._take_up(fresh)
         self.log.event("info", "reload", backends=len(fresh.config.backends))
         for setting in fresh.kept:
             self.log.event("warning", "config", setting=setting, note="takes effect by a restart")
@@ -196,7 +196,7 @@ class Gateway:
         self.keystore = fresh.keystore
         limits = self.dispatcher.dispatch.limits
         limits.queue, limits.max_wait_s = config.admission.queue, config.admission.max_wait_s
-        self.log.set_level(config.log.level)
+        self.log.apply(config.log.level, config.log.format)
         self.server.apply(_edge_settings(config), fresh.tls)
         self.front.proxies = TrustedProxies(config.trusted_proxies)
         await self.backends.take_up(config)
@@ -215,7 +215,7 @@ class Gateway:
         self.pipeline.draining = True
         active = len(self.front.active)
         self.log.event("info", "drain", active=active, drain_s=self.config.drain_s)
-        self.manager.stopping(f"draining: {active} requests may finish")
+        self.manager.stopping(f"draining: {active} requests may finish", self.config.drain_s)
         await self._drain.within(self.config.drain_s)
 
     async def stop(self) -> None:

@@ -31,9 +31,7 @@ class LineLog:
         self, level: str = "info", form: str = "auto", stream: TextIO | None = None
     ) -> None:
         self._stream = stream or sys.stderr
-        self._least = LEVELS[level]
-        console = form == "console" or (form == "auto" and self._stream.isatty())
-        self._write_line = self._console if console else self._json
+        self.apply(level, form)
         self._encode = msgspec.json.Encoder().encode
         self._lines: deque[str] = deque()
         self._some = threading.Event()
@@ -42,8 +40,11 @@ class LineLog:
         self._thread = threading.Thread(target=self._run, name="log", daemon=True)
         self._thread.start()
 
-    def set_level(self, level: str) -> None:
+    def apply(self, level: str, form: str) -> None:
+        """From the next line on."""
         self._least = LEVELS[level]
+        console = form == "console" or (form == "auto" and self._stream.isatty())
+        self._write_line = self._console if console else self._json
 
     def request(self, fields: Mapping[str, object]) -> None:
         """The line of one request."""

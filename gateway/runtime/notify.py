@@ -10,6 +10,9 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from typing import Final
+
+_PARTING_S: Final = 15.0  # after the drain: last words, and the end of the process
 
 
 class ServiceManager:
@@ -30,8 +33,10 @@ class ServiceManager:
         """The configuration is being read; `ready` follows. The time is what Type=notify-reload asks for."""
         self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
-    def stopping(self, status: str) -> None:
-        self._tell("STOPPING=1", f"STATUS={status}")
+    def stopping(self, status: str, drain_s: float) -> None:
+        """It drains. Asked for more patience than the unit may have: who is killed cannot say goodbye."""
+        patience_us = int((drain_s + _PARTING_S) * 1e6)
+        self._tell("STOPPING=1", f"EXTEND_TIMEOUT_USEC={patience_us}", f"STATUS={status}")
 
     def _tell(self, *lines: str) -> None:
         if not self._address:

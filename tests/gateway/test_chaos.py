@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from gateway.core.fleet import Backend
 from tests.fakes import invariants
 from tests.fakes.behaviour import Behaviour
 from tests.fakes.connection import Request, Script
@@ -48,7 +49,7 @@ class Laws:
 
     def __init__(self, slotgate: Reloading) -> None:
         self.dispatch = slotgate.gateway.dispatcher.dispatch
-        self.lent: dict[int, int] = {}  # by the identity of the backend's record
+        self.lent: dict[Backend, int] = {}  # also of those that are removed, and may return
         self.since: dict[int, float] = {}
         self.looks = 0
 
@@ -59,14 +60,12 @@ class Laws:
 
     def _permits(self) -> None:
         """Law 1, also while a backend is smaller than what it has in flight: then nothing new is lent."""
-        now: dict[int, int] = {}
         for backend in self.dispatch.backends.values():
             lent = backend.in_flight + backend.settling_permits
-            before = self.lent.get(id(backend), 0)
+            before = self.lent.get(backend, 0)
             assert lent <= max(backend.slots, before), f"{backend.name}: {before} -> {lent} lent"
             assert backend.in_flight >= 0
-            now[id(backend)] = lent
-        self.lent = now
+            self.lent[backend] = lent
 
     def _idle(self) -> None:
         """Law 2."""
@@ -164,6 +163,8 @@ class Chaos:
 
     async def heal(self) -> None:
         for engine in self.engines.values():
+            if engine._server is None:  # it was dead when the misfortunes ended
+                await engine.come_back()
             engine.normal()
             engine.behaviour.metrics = engine.behaviour.slots_endpoint = True
             engine.behaviour.reused = "serve"

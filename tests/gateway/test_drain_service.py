@@ -58,6 +58,7 @@ async def test_the_service_manager_is_told_of_ready_reload_and_stop(tmp_path: Pa
                 stopping = await manager.hears()
                 assert stopping["STOPPING"] == "1"
                 assert "1 request" in stopping["STATUS"]
+                assert int(stopping["EXTEND_TIMEOUT_USEC"]) > 60e6, "the default of drain_s"
                 assert (await client.response()).body.rstrip().endswith(b"[DONE]")
             assert await served.status() == 0
     manager.sock.close()

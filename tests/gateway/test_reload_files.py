@@ -128,6 +128,21 @@ async def test_limits_and_the_log_level_count_from_the_next_request_on(tmp_path:
 
 
 @in_loop
+async def test_the_form_of_the_log_changes_from_the_next_line_on(tmp_path: Path) -> None:
+    file = tmp_path / "slotgate.yaml"
+    async with FakeEngine() as engine:
+        write(file, engine.url)
+        with Heard() as log:
+            async with Reloading(file) as slotgate:
+                assert (await slotgate.ask()).status_code == 200
+                write(file, engine.url, log={"format": "console"})
+                await slotgate.gateway.reload()
+                assert (await slotgate.ask()).status_code == 200
+        assert len(log.lines("request")) == 1
+        assert " request " in log.text.splitlines()[-1]
+
+
+@in_loop
 async def test_a_keys_file_that_is_new_is_read_once_and_watched_from_then_on(
     tmp_path: Path,
 ) -> None:

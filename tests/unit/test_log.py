@@ -91,7 +91,7 @@ def test_lines_below_the_level_are_left_out_and_the_level_may_change() -> None:
     log = LineLog("warning", "json", stream)
     log.request(REQUEST)
     log.event("warning", "backend", backend="b1", state="down")
-    log.set_level("debug")
+    log.apply("debug", "json")
     log.event("debug", "reload", backends=2)
     log.close()
     events = [json.loads(line)["event"] for line in stream.getvalue().splitlines()]
