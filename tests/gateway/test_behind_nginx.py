@@ -13,7 +13,6 @@ import shutil
 import socket
 import ssl
 import subprocess
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.fakes.connection import Connection, Script
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import Running, running_gateway
 from tests.fakes.raw_client import RawClient, RawResponse
@@ -64,26 +64,37 @@ async def site(kind: str, folder: Path, slots: int = 2, **config: Any) -> AsyncI
         yield Site(engine, slotgate, at)
 
 
+def one_by_one(events: list[bytes], seen: asyncio.Semaphore) -> Script:
+    """A stream whose next event is written only when the one before has been seen: what holds events back hangs."""
+
+    async def script(connection: Connection) -> None:
+        await connection.begin(content_type="text/event-stream")
+        for event in events:
+            await seen.acquire()
+            await connection.body(event)
+        await connection.end()
+
+    return script
+
+
 @every_front
 @in_loop
 async def test_a_stream_arrives_event_by_event_and_byte_for_byte(kind: str, tmp_path: Path) -> None:
-    tokens, every_s = 8, 0.15
-    events = events_of(CHAT, tokens)
+    events, seen = events_of(CHAT, tokens=20), asyncio.Semaphore(1)
     async with site(kind, tmp_path) as at:
-        at.engine.script(chat_stream(tokens=tokens, every_s=every_s))
+        at.engine.script(one_by_one(events, seen))
         async with await at.asking(stream=True) as client:
             head = await client.head()
             assert head.status == 200
             assert head.header("x-slotgate-backend") == "b1"
             assert (head.header("content-type") or "").startswith("text/event-stream")
-            chunks, times = [], []
-            while chunk := await client.chunk():
-                chunks.append(chunk)
-                times.append(time.monotonic())
-    assert b"".join(chunks) == b"".join(events)
-    assert len(chunks) >= tokens, "events were held back and came together"
-    spread = times[-1] - times[0]
-    assert spread > 0.8 * every_s * (tokens - 1), "all came at the end"
+            for event in events:
+                got = b""
+                while len(got) < len(event):
+                    got += await asyncio.wait_for(client.chunk(), 10 * slack())
+                assert got == event
+                seen.release()
+            assert await client.chunk() == b"", "it ended as a whole"
 
 
 @every_front
@@ -300,19 +311,28 @@ async def test_a_503_of_one_gateway_is_an_answer_and_not_a_reason_to_ask_another
 @in_loop
 async def test_over_tls_streams_arrive_event_by_event_too(tmp_path: Path) -> None:
     context = ssl.create_default_context(cafile=CERTS / "ca.pem")
+    events, seen = events_of(CHAT, tokens=5), asyncio.Semaphore(1)
     async with site("nginx", tmp_path) as at:
-        at.engine.script(chat_stream(tokens=5, every_s=0.2))
+        at.engine.script(one_by_one(events, seen))
         url = f"https://localhost:{at.front.tls_port}"
-        async with httpx2.AsyncClient(verify=context, trust_env=False, base_url=url) as client:
-            body = body_for(CHAT, stream=True)
-            since = time.monotonic()
-            async with client.stream(
-                "POST", CHAT, json=body, headers=at.slotgate.header()
-            ) as answer:
-                first = await anext(answer.aiter_raw())
-                took = time.monotonic() - since
-        assert first.startswith(b"data: ")
-        assert took < 0.7 * slack(), "the first event waited for the others"
+        async with (
+            httpx2.AsyncClient(verify=context, trust_env=False, base_url=url) as client,
+            asyncio.timeout(20 * slack()),
+            client.stream(
+                "POST", CHAT, json=body_for(CHAT, stream=True), headers=at.slotgate.header()
+            ) as answer,
+        ):
+            got = b""
+            async for piece in answer.aiter_raw():
+                got += piece
+                if got in _beginnings(events):
+                    seen.release()
+        assert got == b"".join(events)
+
+
+def _beginnings(events: list[bytes]) -> set[bytes]:
+    """Of the stream, up to the end of each event."""
+    return {b"".join(events[:number]) for number in range(1, len(events) + 1)}
 
 
 @in_loop
