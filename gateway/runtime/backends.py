@@ -87,6 +87,8 @@ class Backends:
                 self._add(settings)
             elif known.settings != settings:
                 decisions += await self._change(known, settings)
+            elif settings.ca:  # the same file, perhaps with another content
+                known.upstream.trust_anew()
         self._rebuild()
         self._dispatcher.apply(decisions)
         await self.poller.update([self._poll_target(one) for one in config.backends])

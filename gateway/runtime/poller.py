@@ -101,6 +101,8 @@ class Poller:
         for name, target in wanted.items():
             if name not in self._watches:
                 self._begin(target)
+            elif target.ca:  # the same file, perhaps with another content
+                self._watches[name].probe.trust_anew()
 
     async def first_round(self, timeout: float) -> bool:  # noqa: ASYNC109  the caller asked for a bound
         """Waits until every backend was asked once, at most `timeout` seconds. True: all were."""

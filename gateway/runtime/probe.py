@@ -70,6 +70,10 @@ class Probe:
         if target.api_key:
             self._headers[b"authorization"] = b"Bearer " + target.api_key.encode()
 
+    def trust_anew(self) -> None:
+        """Read the `ca` file again before the next round."""
+        self._trust = None
+
     async def ask_round(self, look: Look, engine: Engine | None) -> Findings:
         """One round: detects the engine first, unless it is known or configured."""
         findings = Findings(engine=ENGINES.get(self._target.engine, engine))

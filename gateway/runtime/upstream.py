@@ -92,6 +92,10 @@ class Upstream:
                 return
             await asyncio.sleep(0)
 
+    def trust_anew(self) -> None:
+        """Read the `ca` file again before the next connection: it may have been renewed."""
+        self._tls = None
+
     # What a call uses.
 
     def take_idle(self) -> Connection | None:
