@@ -23,8 +23,16 @@ from typing import Final
 
 from gateway.core.lease_fair import Want, divide
 
+ASK_S: Final = 2.0  # longest wait for an answer of the ledger; a third of a lease
+PAUSED_S: Final = (
+    1.0  # an attempt that took so much longer than it may was not the fault of the ledger
+)
 LEASE_S: Final = 6.0  # at the ledger, from when it hears a message
 OWN_LEASE_S: Final = 5.0  # here, from before that message was sent: clocks may differ by a sixth
+CALM_S: Final = (
+    2.0  # after a restart of the ledger: by then every living gateway has claimed its share
+)
+SHORT_CALM_S: Final = 0.3  # after its memory was lost: who is connected says so ten times in it
 TURN_MS: Final = 1_000  # how long an odd slot is one gateway's
 PEAK_S: Final = 1.0
 UNSEEN: Final = ""  # the epoch of a gateway that never heard from a ledger
@@ -65,6 +73,7 @@ class Message:
     number: int
     epoch: str  # of the ledger that its claims come from
     claims: Mapping[str, Claim]
+    peers: tuple[str, ...]  # the gateways it knows of: a ledger that lost its memory waits for them
     sent_at: float  # the sender's own clock; it is not transmitted
 
 
@@ -118,7 +127,7 @@ class Lease:
         self._number += 1
         self._keep(uses)
         claims = {name: self._claim(now, name, use) for name, use in uses.items()}
-        return Message(self.me, self._number, self._epoch, claims, now)
+        return Message(self.me, self._number, self._epoch, claims, tuple(self.others), now)
 
     def heard(self, now: float, message: Message, reply: Reply, uses: Mapping[str, Use]) -> None:
         """The ledger answered this message."""
@@ -134,11 +143,14 @@ class Lease:
                 part = granted if use is None else self._part(now, name, holding, use)
                 holding.share = min(granted, part)
 
-    def lost(self, now: float, uses: Mapping[str, Use]) -> None:
-        """The ledger could not be asked, though this process was running meanwhile: on with the last known share.
+    def lost(self, now: float, message: Message, uses: Mapping[str, Use]) -> bool:
+        """No ledger took this message: on with the last known share. One that never held anything takes half of the
+        slots, as one of a pair.
 
-        One that never held anything takes half of the slots, as one of a pair.
+        False, and nothing changes, when this process stood still meanwhile: then it has to ask again.
         """
+        if now - message.sent_at > ASK_S + PAUSED_S:
+            return False
         self.is_alone = True
         self.until = now + OWN_LEASE_S
         self._keep(uses)
@@ -147,6 +159,7 @@ class Lease:
             if self._epoch == UNSEEN:
                 holding.hold = max(1, use.slots // 2)
             holding.share = holding.hold
+        return True
 
     # ------------------------------------------------------------------ decisions
 

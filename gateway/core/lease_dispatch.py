@@ -26,7 +26,7 @@ class LeasedDispatch(Dispatch):
         self._until = until
         for name, backend in self.backends.items():
             backend.share = shares.get(name, 0)
-        return super().tick(now)
+        return self.tick(now)  # which looks whether the lease has ended already
 
     def uses(self) -> dict[str, Use]:
         """How much of each backend's slots is in use, and how many more are waited for."""

@@ -14,13 +14,13 @@ from random import Random
 from typing import Final
 from uuid import uuid4
 
-from gateway.core.lease import Lease, Use
+from gateway.core.lease import Lease, Message, Use
 from gateway.core.lease_dispatch import LeasedDispatch
 from gateway.core.lease_limits import SharedLimits
 from gateway.core.limits import Limits
 from gateway.runtime.backends import Backends
 from gateway.runtime.cluster_keys import SharedKeys
-from gateway.runtime.cluster_ledger import ASK_S, Heard, Ledger, LedgerError
+from gateway.runtime.cluster_ledger import Heard, Ledger, LedgerError
 from gateway.runtime.cluster_words import Words
 from gateway.runtime.dispatcher import Dispatcher
 from gateway.runtime.log import LineLog
@@ -28,7 +28,6 @@ from gateway.runtime.log import LineLog
 TICK_S: Final = 0.02  # how soon it is seen that somebody is short of slots
 CALM_TICKS: Final = 3  # between two messages while nobody is
 AGAIN_S: Final = 0.25  # between two attempts while Redis cannot be reached, and up to twice that
-PAUSED_S: Final = 1.0  # an attempt that took so much longer than it may was not the fault of Redis
 TOLD_EVERY_S: Final = 5.0
 LEAVE_S: Final = 0.5
 
@@ -95,7 +94,7 @@ class Cluster:
             except Exception:  # noqa: BLE001
                 # Noticed by: the log, and redis_up, which is 0 while no round succeeds.
                 self._log.exception("a round with the other gateways failed")
-                self._fail(self._clock(), "a bug in the gateway")
+                self._fail(self.lease.ask(self._clock(), self._uses()), "a bug in the gateway")
             self._first.set()
             await self._rest()
 
@@ -105,7 +104,7 @@ class Cluster:
         try:
             heard = await self._ledger.tell(message, self._words.own(self._clock()))
         except LedgerError as error:
-            self._fail(message.sent_at, str(error))
+            self._fail(message, str(error))
             return
         self.lease.heard(self._clock(), message, heard.reply, self._uses())
         self._lend()
@@ -119,12 +118,10 @@ class Cluster:
             self._why = str(error)
             self.is_up = False
 
-    def _fail(self, since: float, why: str) -> None:
+    def _fail(self, message: Message, why: str) -> None:
         """An attempt failed: by Redis, or because this process stood still meanwhile."""
-        now = self._clock()
-        if now - since > ASK_S + PAUSED_S:
-            return  # what is lent has ended by itself; the next attempt says more
-        self.lease.lost(now, self._uses())
+        if not self.lease.lost(self._clock(), message, self._uses()):
+            return  # what was lent has ended by itself; the next attempt says more
         self._words.lost()
         self._lend()
         self.is_up, self._why = False, why

@@ -2,10 +2,12 @@
 -- The protocol is described in gateway/core/lease.py; tests/property/lease_ledger.py is the same in Python.
 --
 -- KEYS  1 members: hash, gateway -> what is known of it     2 told: hash, gateway -> what it tells the others
---       3 epoch: hash {run, id, calm_ms}                    4 version of the shared keys
+--       3 epoch: hash {run, id, calm_ms, late_ms}           4 version of the shared keys
+--       5 awaited: set of gateways that others knew before the memory was lost
 -- ARGV  1 gateway  2 number  3 epoch of its claims  4 lease in ms  5 its claims as JSON, "" when it leaves
 --       6 what it tells the others ("": as before)  7 a random id, for a new epoch
 --       8 ms of calm after a restart of this server   9 ms of calm after its memory was lost
+--       10... the gateways that this one knows
 -- A claim is [hold, used, need, peak, ask, slots, spare]; a standing is [held, used, need, peak, spare].
 if redis.replicate_commands then redis.replicate_commands() end
 local clock = redis.call('TIME')
@@ -18,16 +20,16 @@ if asked and type(info) == 'string' then
   run = string.match(info, 'run_id:(%w+)') or run
   up_ms = (tonumber(string.match(info, 'uptime_in_seconds:(%d+)')) or 1e9) * 1000
 end
-local epoch = redis.call('HMGET', KEYS[3], 'run', 'id', 'calm_ms')
+local epoch = redis.call('HMGET', KEYS[3], 'run', 'id', 'calm_ms', 'late_ms')
 if epoch[1] ~= run then
   local calm = now + tonumber(ARGV[9])
   if epoch[1] then calm = now + tonumber(ARGV[8]) end
   if up_ms < tonumber(ARGV[8]) then calm = math.max(calm, now + tonumber(ARGV[8]) - up_ms) end
-  redis.call('DEL', KEYS[1], KEYS[2])
-  redis.call('HSET', KEYS[3], 'run', run, 'id', ARGV[7], 'calm_ms', calm)
-  epoch = {run, ARGV[7], calm}
+  local late = now + tonumber(ARGV[4])
+  redis.call('DEL', KEYS[1], KEYS[2], KEYS[5])
+  redis.call('HSET', KEYS[3], 'run', run, 'id', ARGV[7], 'calm_ms', calm, 'late_ms', late)
+  epoch = {run, ARGV[7], calm, late}
 end
-local is_calm = now < tonumber(epoch[3])
 
 local members, flat = {}, redis.call('HGETALL', KEYS[1])
 for i = 1, #flat, 2 do
@@ -49,6 +51,15 @@ if ARGV[5] == '' then
   redis.call('HDEL', KEYS[2], me)
   return {'left'}
 end
+
+local is_late = now >= tonumber(epoch[4])
+if not is_late then
+  if ARGV[3] ~= epoch[2] then
+    for i = 10, #ARGV do if not members[ARGV[i]] then redis.call('SADD', KEYS[5], ARGV[i]) end end
+  end
+  redis.call('SREM', KEYS[5], me)
+end
+local is_calm = now < tonumber(epoch[3]) or (not is_late and redis.call('SCARD', KEYS[5]) > 0)
 
 local held = {}
 for _, other in pairs(members) do

@@ -20,18 +20,19 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from gateway.core.lease import LEASE_S, Message, Reply, Standing
+from gateway.core.lease import ASK_S, CALM_S, LEASE_S, SHORT_CALM_S, Message, Reply, Standing
 
-ASK_S: Final = 2.0  # longest wait for an answer; a third of a lease
 CONNECT_S: Final = 1.0
-CALM_S: Final = 2.0  # after a restart of Redis: every living gateway has claimed its share by then
-SHORT_CALM_S: Final = (
-    0.3  # after its memory was lost: gateways that are connected ask ten times in it
-)
 PREFIX: Final = "{slotgate}:"  # one hash tag: all keys are in one place of a Redis Cluster
 KEYS_VERSION: Final = f"{PREFIX}keys:version"
 _SCRIPT: Final = Path(__file__).with_suffix(".lua").read_text(encoding="utf-8")
-_LEDGER: Final = [f"{PREFIX}members", f"{PREFIX}told", f"{PREFIX}epoch", KEYS_VERSION]
+_LEDGER: Final = [
+    f"{PREFIX}members",
+    f"{PREFIX}told",
+    f"{PREFIX}epoch",
+    KEYS_VERSION,
+    f"{PREFIX}awaited",
+]
 
 _Rows = Mapping[str, Sequence[Any]]
 
@@ -111,6 +112,7 @@ class Ledger:
                 told,
                 uuid4().hex,
                 *fixed,
+                *message.peers,
             ],
         )
         return answer
