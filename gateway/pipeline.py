@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from gateway.core.catalog import NONE, OTHER, Catalog, Pool
+from gateway.core.catalog import NONE, Catalog, Pool
 from gateway.core.config import Config
 from gateway.core.dispatch import Offer
 from gateway.core.errors import GatewayError
@@ -128,6 +128,7 @@ class Pipeline:
             return GUEST
         if isinstance(found, Refusal):
             raise found.error
+        exchange.key = found
         if admin and not found.admin:
             raise GatewayError("admin_required", "This needs an admin key.")
         return found
@@ -162,7 +163,7 @@ class Pipeline:
     def _pool(self, request: ParsedRequest, key: Key, route: Route, record: Record) -> Pool:
         """The backends that may serve it. Raises GatewayError: model_not_found, model_not_allowed, no_backend."""
         catalog = self._catalog(route)
-        record.model = OTHER if request.model_present else record.model
+        record.model = catalog.label(request.model) if request.model_present else record.model
         if request.model_present and request.model is None:
             raise GatewayError("model_not_found", "`model` is not a model's name.", "model")
         pool = catalog.resolve(request.model, key.models, self.backends.is_up)

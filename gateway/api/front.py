@@ -13,6 +13,7 @@ from typing import Final, Literal
 from starlette.types import Receive, Scope, Send
 
 from gateway.core import origins
+from gateway.core.catalog import NONE
 from gateway.core.errors import GatewayError
 from gateway.core.routes import MODELS, ROUTES, Meaning, Route, family_of, meaning_of
 from gateway.pipeline import Pipeline
@@ -117,6 +118,7 @@ class Front:
     def _refused(self, exchange: Exchange, error: GatewayError) -> GatewayError:
         """Count and log a refusal that never reached the line."""
         record = Record(exchange, self._pipeline.metrics, self._pipeline.log.request)
+        record.key = exchange.key.name if exchange.key is not None else NONE
         record.__exit__(type(error), error, None)
         return error
 

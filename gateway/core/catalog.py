@@ -144,6 +144,11 @@ class Catalog:
             pool = follow
         return pool
 
+    def label(self, model: str | None) -> str:
+        """What a request for this model is counted under: a name that is known here, or `other`."""
+        pool = self._find(model)
+        return OTHER if pool is None else pool.name
+
     def names(self, allowed: frozenset[str] | None) -> list[str]:
         """The names a key may use, in a stable order."""
         return [name for name in self.pools if allowed is None or name in allowed]
