@@ -82,6 +82,7 @@ class Habits:
     prefill_rate: Average = field(default_factory=lambda: Average(PRIOR_PREFILL_RATE))
     bytes_per_token: Average = field(default_factory=lambda: Average(BYTES_PER_TOKEN))
     service_s: Average = field(default_factory=lambda: Average(PRIOR_SERVICE_S))
+    answer_s: Average = field(default_factory=lambda: Average(PRIOR_SERVICE_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,7 @@ class Backend:
     prefill_rate: Average = field(init=False)
     bytes_per_token: Average = field(init=False)
     service_s: Average = field(init=False)
+    answer_s: Average = field(init=False)  # seconds from a first token to the end of its answer
     load_s: Average = field(init=False)  # seconds to load a model, or to wake
     breaker: Breaker = field(default_factory=Breaker)
     pressure: Pressure = field(default_factory=Pressure)
@@ -138,6 +140,7 @@ class Backend:
         self.prefill_rate = Average(PRIOR_PREFILL_RATE, self.habits.prefill_rate)
         self.bytes_per_token = Average(BYTES_PER_TOKEN, self.habits.bytes_per_token)
         self.service_s = Average(PRIOR_SERVICE_S, self.habits.service_s)
+        self.answer_s = Average(PRIOR_SERVICE_S, self.habits.answer_s)
         self.load_s = Average(PRIOR_LOAD_S)
 
     def end_idle(self, now: float) -> None:

@@ -104,9 +104,11 @@ class Permits:
             backend.room.learn(used.generated_tokens)
         if held.loads:  # what it took says more about the load
             return
-        if held.first_token_at is not None and work + held.ahead_tokens >= 64:
+        work += held.ahead_tokens
+        backend.answer_s.learn(_answer_s(now, held, work))
+        if held.first_token_at is not None and work >= 64:
             seconds = max(held.first_token_at - held.since, 1e-3)
-            backend.prefill_rate.learn((work + held.ahead_tokens) / seconds)
+            backend.prefill_rate.learn(work / seconds)
 
     def part_from(self, backend: Backend) -> None:
         """It is removed. What it has lent is remembered until it is back."""
@@ -150,6 +152,14 @@ def others_for(held: Held, backends: dict[str, Backend]) -> list[Backend]:
 
 def _has_lent(backend: Backend) -> bool:
     return bool(backend.in_flight or backend.settling)
+
+
+def _answer_s(now: float, held: Held, work: int) -> float:
+    """From its first token to its end; of an answer that was not streamed, what its prefill does not explain."""
+    if held.first_token_at is not None:
+        return now - held.first_token_at
+    whole = now - held.since
+    return max(whole - work / held.backend.prefill_rate.value, whole / 10)
 
 
 def _drop_backlog(held: Held) -> None:

@@ -50,7 +50,7 @@ class CrowdMachine(RuleBasedStateMachine):
             self.end(0, cancelled=False, took=0.0)
         for backend in self.dispatch.backends.values():
             for _ in range(20):
-                backend.service_s.learn(1.0)
+                backend.answer_s.learn(1.0)
 
     # ---------------------------------------------------------------- what happens
 

@@ -12,11 +12,11 @@ from gateway.core.fleet import Advice, Backend, Fitness
 
 
 def backend(
-    name: str = "a", *, rate: float = 1000.0, service_s: float = 10.0, **fields: Any
+    name: str = "a", *, rate: float = 1000.0, answer_s: float = 10.0, **fields: Any
 ) -> Backend:
     one = Backend(name, slots=2, fitness=Fitness.UP)
     one.prefill_rate.learn(rate)
-    one.service_s.learn(service_s)
+    one.answer_s.learn(answer_s)
     for field, value in fields.items():
         setattr(one, field, value)
     return one
@@ -44,7 +44,7 @@ def test_what_was_sent_there_and_has_no_first_token_is_ahead_of_it() -> None:
     assert found.total_s == pytest.approx(5.0)
 
 
-def test_without_a_free_slot_it_waits_for_its_share_of_the_service_time() -> None:
+def test_without_a_free_slot_it_waits_for_its_share_of_an_answers_time() -> None:
     busy = backend(in_flight=2)
     assert price(busy).wait_s == pytest.approx(2.5), "the next one to end is half-way, on average"
     assert price(busy, promised=3).wait_s == pytest.approx(17.5)
