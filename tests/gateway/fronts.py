@@ -51,6 +51,11 @@ class Front:
     tls_port: int | None
 
 
+def host_of(at: Front) -> dict[str, str]:
+    """The Host header that a client of it sends."""
+    return {"Host": f"127.0.0.1:{at.port}"}
+
+
 def program(name: str) -> str:
     """The path of a program; skips the test when it is not installed. nginx is often in sbin only."""
     path = os.environ.get("PATH", os.defpath) + os.pathsep + "/usr/sbin"

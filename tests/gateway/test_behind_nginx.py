@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import shutil
-import socket
 import ssl
 import subprocess
 from collections.abc import AsyncIterator
@@ -24,10 +23,10 @@ import pytest
 from tests.fakes.connection import Connection, Script
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import Running, running_gateway
-from tests.fakes.raw_client import RawClient, RawResponse
+from tests.fakes.raw_client import RawClient
 from tests.fakes.running import eventually, in_loop, slack
 from tests.fakes.scripts import RST, chat_stream, drop, events_of, hang, raw
-from tests.gateway.fronts import CERTS, KINDS, Front, caddy_version, front
+from tests.gateway.fronts import CERTS, KINDS, Front, caddy_version, front, host_of
 from tests.gateway.line_talk import CHAT, asking, body_for
 
 every_front = pytest.mark.parametrize("kind", KINDS)
@@ -46,12 +45,8 @@ class Site:
         client = await RawClient.connect(self.front.port)
         headers = {"Content-Type": "application/json", **self.slotgate.header()}
         body = json.dumps(body_for(path, **fields)).encode()
-        await client.request("POST", path, headers=headers | _host(self.front), body=body)
+        await client.request("POST", path, headers=headers | host_of(self.front), body=body)
         return client
-
-
-def _host(at: Front) -> dict[str, str]:
-    return {"Host": f"127.0.0.1:{at.port}"}
 
 
 @contextlib.asynccontextmanager
@@ -192,7 +187,7 @@ async def test_paths_keys_and_large_bodies_reach_the_gateway_as_they_were_sent(
             ("/v1/models/a%2Fb", 404), ("/metrics", 403),
         ):  # fmt: skip
             async with await RawClient.connect(at.front.port) as client:
-                await client.request("GET", path, headers=at.slotgate.header() | _host(at.front))
+                await client.request("GET", path, headers=at.slotgate.header() | host_of(at.front))
                 got = await client.response()
             if kind == "nginx" and ".." in path:
                 assert got.status in (403, 404), (
@@ -211,101 +206,9 @@ async def test_paths_keys_and_large_bodies_reach_the_gateway_as_they_were_sent(
 @in_loop
 async def test_a_websocket_is_told_426(kind: str, tmp_path: Path) -> None:
     async with site(kind, tmp_path) as at, await RawClient.connect(at.front.port) as client:
-        headers = {"Connection": "Upgrade", "Upgrade": "websocket", **_host(at.front)}
+        headers = {"Connection": "Upgrade", "Upgrade": "websocket", **host_of(at.front)}
         await client.request("GET", "/v1/responses", headers=at.slotgate.header() | headers)
         assert (await client.response()).status == 426
-
-
-@every_front
-@in_loop
-async def test_without_a_gateway_clients_get_an_error_that_they_can_read(
-    kind: str, tmp_path: Path
-) -> None:
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
-        async with (
-            front(kind, nobody.getsockname()[1], tmp_path) as at,
-            await RawClient.connect(at.port) as client,
-        ):
-            await client.request("POST", CHAT, headers=_host(at), body=b"{}")
-            answer = await client.response()
-    assert answer.status == 502
-    assert answer.json()["error"]["type"] == "server_error"
-    if kind == "nginx":
-        assert answer.header("x-should-retry") == "true", "nobody was reached, so nothing ran"
-
-
-@dataclass(slots=True)
-class Peer:
-    """What stands where a gateway would, and counts the requests that it took."""
-
-    answer: bytes
-    taken: int = 0
-
-    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError):
-            await reader.readuntil(b"\r\n\r\n")
-            self.taken += 1
-            writer.write(self.answer)
-        writer.close()
-
-
-@contextlib.asynccontextmanager
-async def listening(peer: Peer) -> AsyncIterator[int]:
-    """Its port."""
-    async with await asyncio.start_server(peer.take, "127.0.0.1", 0) as server:
-        yield server.sockets[0].getsockname()[1]
-
-
-async def _post(at: Front) -> RawResponse:
-    async with await RawClient.connect(at.port) as client:
-        await client.request("POST", CHAT, headers=_host(at), body=b"{}")
-        return await client.response()
-
-
-@in_loop
-async def test_what_broke_after_it_was_sent_is_sent_to_no_other_gateway(tmp_path: Path) -> None:
-    first, second = Peer(b""), Peer(b"")
-    async with (
-        listening(first) as one,
-        listening(second) as other,
-        front("nginx", one, tmp_path, [other]) as at,
-    ):
-        for number in range(1, 5):
-            answer = await _post(at)
-            assert (answer.status, answer.header("x-should-retry")) == (502, "false")
-            assert first.taken + second.taken == number, "a generation was sent twice"
-
-
-@in_loop
-async def test_a_gateway_that_is_away_costs_nobody_a_request_while_another_is_there(
-    tmp_path: Path,
-) -> None:
-    there = Peer(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        async with (
-            listening(there) as other,
-            front("nginx", nobody.getsockname()[1], tmp_path, [other]) as at,
-        ):
-            assert [(await _post(at)).status for _ in range(4)] == [200] * 4
-    assert there.taken == 4
-
-
-@in_loop
-async def test_a_503_of_one_gateway_is_an_answer_and_not_a_reason_to_ask_another(
-    tmp_path: Path,
-) -> None:
-    full = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 7\r\nContent-Length: 2\r\n\r\n{}"
-    peers = Peer(full), Peer(full)
-    async with (
-        listening(peers[0]) as one,
-        listening(peers[1]) as other,
-        front("nginx", one, tmp_path, [other]) as at,
-    ):
-        answer = await _post(at)
-    assert (answer.status, answer.header("retry-after"), answer.body) == (503, "7", b"{}")
-    assert sum(peer.taken for peer in peers) == 1
 
 
 @in_loop
