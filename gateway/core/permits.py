@@ -112,8 +112,8 @@ class Permits:
 
     def part_from(self, backend: Backend) -> None:
         """It is removed. What it has lent is remembered until it is back."""
-        self._parted = {one.name: one for one in self._parted.values() if _has_lent(one)}
-        if _has_lent(backend):
+        self._parted = {one.name: one for one in self._parted.values() if one.in_flight}
+        if backend.in_flight or backend.settling:
             backend.fitness, backend.advice = Fitness.DOWN, None
             backend.reserved_by = backend.idle_wanted_since = None
             self._parted[backend.name] = backend
@@ -148,10 +148,6 @@ def others_for(held: Held, backends: dict[str, Backend]) -> list[Backend]:
     """Where this request may be tried again: not where it was, and never on what is down."""
     left = (backends.get(name) for name in held.offer.pool - held.tried)
     return [b for b in left if b and b.is_hopeful and b.slots >= held.offer.permits]
-
-
-def _has_lent(backend: Backend) -> bool:
-    return bool(backend.in_flight or backend.settling)
 
 
 def _answer_s(now: float, held: Held, work: int) -> float:
