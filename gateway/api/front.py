@@ -89,7 +89,7 @@ class Front:
         """What is not relayed: answers from memory, and refusals by path and method."""
         if exchange.method == "OPTIONS":
             allowed = origins.preflight(exchange.headers, self._pipeline.config.cors.origins)
-            await exchange.respond(204, [*allowed, *exchange.identity()], b"")
+            await exchange.respond(204, allowed, b"")
             return
         try:
             await self._local_page(exchange, meaning, route)

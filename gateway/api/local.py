@@ -47,31 +47,26 @@ class LocalPages:
         }
 
     async def root(self, exchange: Exchange) -> None:
-        await respond(exchange, 200, TEXT, b"Slotgate is running. API: /v1\n")
+        await exchange.respond(200, TEXT, b"Slotgate is running. API: /v1\n")
 
     async def health(self, exchange: Exchange) -> None:
-        await respond(exchange, 200, JSON, b'{"status":"ok"}')
+        await exchange.respond(200, JSON, b'{"status":"ok"}')
 
     async def ready(self, exchange: Exchange) -> None:
         """Busy is ready; draining, or no backend that can take work, is not."""
         if self._is_draining():
-            await respond(exchange, 503, JSON, b'{"status":"draining"}')
+            await exchange.respond(503, JSON, b'{"status":"draining"}')
         elif not self._backends.ready:
-            await respond(exchange, 503, JSON, b'{"status":"no backend"}')
+            await exchange.respond(503, JSON, b'{"status":"no backend"}')
         else:
-            await respond(exchange, 200, JSON, b'{"status":"ready"}')
+            await exchange.respond(200, JSON, b'{"status":"ready"}')
 
     async def metrics(self, exchange: Exchange) -> None:
         text = await self._exposition.render()
-        await respond(exchange, 200, [(b"content-type", METRICS_TYPE)], text)
+        await exchange.respond(200, [(b"content-type", METRICS_TYPE)], text)
 
     async def status(self, exchange: Exchange) -> None:
         """`?explain=ID`: also why that request went where it went."""
         explain = parse_qs(exchange.query.decode("latin-1")).get("explain", [None])[0]
         document = self._status(explain)
-        await respond(exchange, 200, JSON, json.dumps(document, default=str).encode())
-
-
-async def respond(exchange: Exchange, status: int, headers: Headers, body: bytes) -> None:
-    """A whole answer from memory, which also says which request it answers."""
-    await exchange.respond(status, [*headers, *exchange.identity()], body)
+        await exchange.respond(200, JSON, json.dumps(document, default=str).encode())

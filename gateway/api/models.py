@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from gateway.api.front import Local
-from gateway.api.local import JSON, respond
+from gateway.api.local import JSON
 from gateway.core.catalog import Catalog, nothing_known
 from gateway.core.routes import MODELS
 from gateway.runtime.backends import Backends
@@ -40,7 +40,7 @@ class ModelPages:
         if anthropic:
             ends = {"first_id": names[0], "last_id": names[-1]} if names else {}
             page |= {"has_more": False, "first_id": None, "last_id": None, **ends}
-        await respond(exchange, 200, JSON, json.dumps(page).encode())
+        await exchange.respond(200, JSON, json.dumps(page).encode())
 
     async def one(self, exchange: Exchange) -> None:
         """One of them. Raises GatewayError: model_not_found, model_not_allowed, no_backend."""
@@ -49,7 +49,7 @@ class ModelPages:
         allowed = exchange.key.models if exchange.key else None
         pool = catalog.resolve(name, allowed, lambda _pool: True)
         document = _document(catalog, pool.name, name, anthropic=_is_anthropic(exchange))
-        await respond(exchange, 200, JSON, json.dumps(document).encode())
+        await exchange.respond(200, JSON, json.dumps(document).encode())
 
 
 def _is_anthropic(exchange: Exchange) -> bool:

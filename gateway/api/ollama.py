@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from gateway.api.front import Local
-from gateway.api.local import JSON, respond
+from gateway.api.local import JSON
 from gateway.core.catalog import Pool, nothing_known
 from gateway.core.errors import GatewayError
 from gateway.engines.base import EngineReport, State
@@ -56,14 +56,14 @@ class OllamaPages:
                 raise nothing_known()
             raise GatewayError("not_found", "There is no Ollama backend here.")
         oldest = min(versions, key=_parts)
-        await respond(exchange, 200, JSON, json.dumps({"version": oldest}).encode())
+        await exchange.respond(200, JSON, json.dumps({"version": oldest}).encode())
 
     async def _merged(self, exchange: Exchange, path: str) -> None:
         if not self._reports() and self._may_have_ollama():
             raise nothing_known()
         allowed = exchange.key.models if exchange.key else None
         entries = list(self._entries(path, allowed))
-        await respond(exchange, 200, JSON, json.dumps({"models": entries}).encode())
+        await exchange.respond(200, JSON, json.dumps({"models": entries}).encode())
 
     def _entries(self, path: str, allowed: frozenset[str] | None) -> Iterator[Entry]:
         """One for each name that may be used; of the first backend of the configuration that has it."""

@@ -18,9 +18,10 @@ from gateway.core.estimate import estimated_tokens
 from gateway.core.fleet import Backend
 from gateway.core.headers import to_upstream
 from gateway.core.request import ParsedRequest
+from gateway.runtime.answer import NACKS
 from gateway.runtime.backends import Backends
 from gateway.runtime.exchange import Exchange
-from gateway.runtime.forward import NACKS, Outgoing, refusal
+from gateway.runtime.forward import Outgoing, refusal
 from gateway.runtime.observe import Record
 from gateway.runtime.upstream import Response, UpstreamError
 
@@ -119,4 +120,4 @@ async def respond_estimate(exchange: Exchange, request: ParsedRequest) -> None:
     """A token count that no engine has made, and says so."""
     body = b'{"input_tokens":%d}' % estimated_tokens(request)
     headers = [(b"content-type", b"application/json"), (b"x-slotgate-estimated", b"true")]
-    await exchange.respond(200, [*headers, *exchange.identity()], body)
+    await exchange.respond(200, headers, body)

@@ -24,6 +24,8 @@ from gateway.runtime.body import BodyLimit, check_headers, decoded, receive_all
 from gateway.runtime.disconnect import EXTENSION
 
 MAX_REQUEST_ID = 128
+EVENT_STREAM = b"text/event-stream"
+NDJSON = b"application/x-ndjson"
 STREAM_HEADERS: Headers = [
     (b"cache-control", b"no-cache, no-transform"),
     (b"x-accel-buffering", b"no"),
@@ -53,7 +55,6 @@ class Exchange:
         "received_at",
         "request_id",
         "route",
-        "scope",
         "shared",
         "started",
         "status",
@@ -70,7 +71,6 @@ class Exchange:
         path: str,
         family: Family,
     ) -> None:
-        self.scope = scope
         self._receive = receive
         self._send = send
         self._edge: Any = scope.get("extensions", {}).get(EXTENSION)
@@ -132,11 +132,6 @@ class Exchange:
         else:
             await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
-    @property
-    def can_start_early(self) -> bool:
-        """Only our own edge can be written to beside the request's task."""
-        return self._edge is not None
-
     def start_early(self, content_type: bytes) -> None:
         """Send the head of a stream before the engine has said anything. Does not wait."""
         self.started = self.early = True
@@ -152,14 +147,14 @@ class Exchange:
 
     @property
     def can_put(self) -> bool:
-        """Only our own edge can be written to without waiting."""
+        """Only our own edge can be written to without waiting, and beside the request's task."""
         return self._edge is not None
 
     def put(self, data: bytes) -> bool:
         """Send bytes of the body now. False: the client is behind, so wait for `caught_up` before the next."""
         self.bytes_out += len(data)
-        self._edge.write(data, more=True)
-        return not self._edge.write_paused
+        put: bool = self._edge.put(data)
+        return put
 
     async def caught_up(self) -> None:
         """Wait for a client that is behind; the edge gives up on one that reads nothing for write_stall_s."""
@@ -168,15 +163,12 @@ class Exchange:
 
     async def write(self, data: bytes) -> None:
         """Send bytes of the body now, and wait for a client that is behind."""
-        self.bytes_out += len(data)
-        if self._edge is None:
-            await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        if self.can_put:
+            self.put(data)
+            await self.caught_up()
             return
-        self._edge.write(data, more=True)
-        if (
-            self._edge.write_paused
-        ):  # the edge gives up on a client that reads nothing for write_stall_s
-            await self._edge.writable()
+        self.bytes_out += len(data)
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes = b"") -> None:
         """Send the last bytes, and the proper end."""
@@ -185,8 +177,7 @@ class Exchange:
         if self._edge is None:
             await self._send({"type": "http.response.body", "body": data, "more_body": False})
             return
-        if self._edge.write_paused:
-            await self._edge.writable()
+        await self.caught_up()
         self._edge.write(data, more=False)
 
     def cut(self) -> None:
@@ -196,9 +187,9 @@ class Exchange:
             self._edge.abort()
 
     async def respond(self, status: int, headers: Headers, body: bytes) -> None:
-        """A whole answer of the gateway's own."""
-        head = [*headers, (b"content-length", str(len(body)).encode())]
-        await self.start(status, head)
+        """A whole answer of the gateway's own, which also says which request it answers."""
+        length = (b"content-length", str(len(body)).encode())
+        await self.start(status, [*headers, *self.identity(), length])
         await self.end(body if self.method != "HEAD" else b"")
 
     async def refuse(self, error: GatewayError) -> None:
@@ -208,7 +199,6 @@ class Exchange:
         if not self.started:
             body = body_of(error, self.family, self.request_id)
             headers = [(b"content-type", b"application/json"), *headers_of(error)]
-            headers += self.identity()
             await self.respond(status_of(error, self.family), headers, body)
             return
         responses = self.path == "/v1/responses"

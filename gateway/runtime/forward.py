@@ -21,15 +21,13 @@ from gateway.core.reading import is_form, query_with_model, with_model
 from gateway.core.request import drop_top_level
 from gateway.core.routes import Route
 from gateway.core.wire import Wire
-from gateway.runtime.answer import NACKS, Answer, Meaning, judged
+from gateway.runtime.answer import Answer, Meaning, judged
 from gateway.runtime.backends import Backends
 from gateway.runtime.dispatcher import Place
 from gateway.runtime.exchange import Exchange
 from gateway.runtime.metrics import Metrics
 from gateway.runtime.observe import Record
 from gateway.runtime.upstream import Call, Deadlines, Response, UpstreamError
-
-__all__ = ["NACKS", "Forward", "Outgoing", "refusal"]
 
 FAULTS = (500, 502, 504)
 

@@ -12,12 +12,10 @@ from types import TracebackType
 from typing import Final, Self
 
 from gateway.core.wire import Wire
-from gateway.runtime.exchange import Exchange
+from gateway.runtime.exchange import EVENT_STREAM, NDJSON, Exchange
 
 EVERY_S: Final = 15.0  # between comments; the shortest idle limit met in proxies is 30 s
 COMMENT: Final = b": keep-alive\n\n"
-EVENT_STREAM: Final = b"text/event-stream"
-RECORDS: Final = b"application/x-ndjson"
 
 
 class EarlyHead:
@@ -32,10 +30,10 @@ class EarlyHead:
         self, exchange: Exchange, wire: Wire, after_s: float, *, every_s: float = EVERY_S
     ) -> None:
         self._exchange = exchange
-        self._type = RECORDS if wire is Wire.OLLAMA_NDJSON else EVENT_STREAM
+        self._type = NDJSON if wire is Wire.OLLAMA_NDJSON else EVENT_STREAM
         self._every_s = every_s
         self._timer: asyncio.TimerHandle | None = None
-        if after_s > 0 and wire is not Wire.JSON and exchange.can_start_early:
+        if after_s > 0 and wire is not Wire.JSON and exchange.can_put:
             due = exchange.received_at + after_s
             self._timer = asyncio.get_running_loop().call_at(due, self._on_time)
 

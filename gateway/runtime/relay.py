@@ -19,13 +19,10 @@ from gateway.core.routes import Route
 from gateway.core.sse import Tap
 from gateway.core.wire import Wire
 from gateway.runtime.answer import Answer
-from gateway.runtime.exchange import STREAM_HEADERS, Exchange
+from gateway.runtime.exchange import EVENT_STREAM, NDJSON, STREAM_HEADERS, Exchange
 from gateway.runtime.forward import refusal
 from gateway.runtime.keepalive_refusal import refusal_event
 from gateway.runtime.upstream import Response, UpstreamError
-
-EVENT_STREAM = b"text/event-stream"
-NDJSON = b"application/x-ndjson"
 
 # A length that an engine gives to a stream leaves no room for the error event that may have to follow.
 NOT_ON_STREAMS = frozenset([b"content-length", *(name for name, _ in STREAM_HEADERS)])

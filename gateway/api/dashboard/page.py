@@ -37,7 +37,7 @@ class DashboardPage:
         body = self._body
         if self._needs_key():
             body = body.replace(b'data-needs-key="false"', b'data-needs-key="true"', 1)
-        await exchange.respond(200, [*self._headers, *exchange.identity()], body)
+        await exchange.respond(200, self._headers, body)
 
 
 def _headers(style: str, script: str) -> Headers:
