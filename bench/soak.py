@@ -155,13 +155,15 @@ class Soak:
         elif dice > 0.98:
             asked = asked.replace(b'{"model"', b'["model"')
         leaves = rng.random() < 0.08
+        after_s = rng.random() * 0.01 if leaves else 60
+        leaving = asyncio.get_running_loop().call_later(after_s, client.leave)
         try:
-            if leaves:
-                asyncio.get_running_loop().call_later(rng.random() * 0.01, client.leave)
             self.seen[str((await client.ask(asked)).status)] += 1
         except ConnectionError:
             self.seen["left" if leaves else "broken"] += 1
             client.closed = True
+        finally:
+            leaving.cancel()
 
     # -- looking
 
@@ -169,7 +171,12 @@ class Soak:
         pid = self.gateway.pid
         descriptors = len(list(Path(f"/proc/{pid}/fd").iterdir()))
         series = sum(not line.startswith("#") for line in self.metrics().splitlines())
-        self.looks.append(Look(self.sent, machine.rss_mib([pid]), descriptors, series))
+        now = Look(self.sent, machine.rss_mib([pid]), descriptors, series)
+        self.looks.append(now)
+        print(
+            f"{now.requests:>10} {now.rss_mib:>8.1f} {now.descriptors:>5} {now.series:>6}",
+            flush=True,
+        )
 
     async def looking(self) -> None:
         for n in range(1, LOOKS + 1):
@@ -231,10 +238,7 @@ def wrong(soak: Soak, held: list[str]) -> list[str]:
     return out
 
 
-def table(soak: Soak, seconds: float) -> None:
-    print(f"{'requests':>10} {'RSS MiB':>8} {'open':>5} {'series':>6}")
-    for look in soak.looks:
-        print(f"{look.requests:>10} {look.rss_mib:>8.1f} {look.descriptors:>5} {look.series:>6}")
+def verdict(soak: Soak, seconds: float) -> None:
     half = soak.looks[len(soak.looks) // 2 :]
     print(f"{soak.sent} requests in {seconds:.0f} s: {dict(sorted(soak.seen.items()))}")
     print(f"over the last half: {slope_bytes(half):.0f} bytes a request, "
@@ -250,13 +254,14 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="slotgate-soak-") as folder:
         soak = Soak(Path(folder), args)
         begun = time.monotonic()
+        print(f"{'requests':>10} {'RSS MiB':>8} {'open':>5} {'series':>6}")
         try:
             soak.start()
             uvloop.run(run(soak))
             held = uvloop.run(soak.held())
         finally:
             soak.stop()
-        table(soak, time.monotonic() - begun)
+        verdict(soak, time.monotonic() - begun)
         log = (Path(folder) / "gateway.log").read_text()
     faults = wrong(soak, held)
     if "Traceback" in log:
