@@ -1,5 +1,6 @@
 """`slotgate keys`: make, list and revoke keys.
 
+They are in the keys file, or, where the config names a Redis, there: then all gateways share them.
 Law of this file: a secret is printed once, by `new`, alone on stdout; hints go to stderr.
 """
 
@@ -19,12 +20,14 @@ from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 
+from gateway.cli.keys_places import FleetKeys, KeysFile
 from gateway.core.keys import Key, hash_of
 from gateway.core.settings import checks
 from gateway.core.settings.keyfile import expiry_text, parse_expiry
 from gateway.core.settings.kinds import Wrong
 from gateway.core.settings.nodes import ConfigErrors
 from gateway.runtime import keystore
+from gateway.runtime.cluster_keystore import RedisKeysError, redis_of
 from gateway.runtime.configfile import KEYS_FILE, keys_file_of
 
 _COUNT: Final = click.IntRange(min=1, max=10**12)
@@ -41,7 +44,7 @@ def _keys_file_options(command: _Command) -> _Command:
         "--config",
         type=click.Path(dir_okay=False, path_type=Path),
         envvar="SLOTGATE_CONFIG",
-        help="The config whose keys file is meant.",
+        help="The config whose keys file, or Redis, is meant.",
     )
     direct = click.option(
         "--keys-file",
@@ -83,7 +86,7 @@ def new(
     keys_file: Path | None,
     **limits: Any,
 ) -> None:
-    """Make a key called NAME and print it once; the file holds only its hash."""
+    """Make a key called NAME and print it once; only its hash is kept."""
     secret = keystore.new_secret()
     key = Key(
         name=_name(name),
@@ -93,12 +96,12 @@ def new(
         **limits,
     )
     with _told():
-        path = _path(config, keys_file)
-        is_first = not path.exists()
-        keystore.add(path, key)
+        store = _store(config, keys_file)
+        is_first = not store.has_been_used
+        store.add(key)
     click.echo(secret)
     click.echo(
-        f"Shown only this once. Its hash is in {path}; a running gateway takes it by itself.",
+        f"Shown only this once. Its hash is in {store.place}; a running gateway takes it by itself.",
         err=True,
     )
     click.echo("Clients send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.", err=True)
@@ -112,13 +115,13 @@ def new(
 def list_keys(as_json: bool, config: Path | None, keys_file: Path | None) -> None:
     """Show the keys and what each may do; never the keys themselves."""
     with _told():
-        path = _path(config, keys_file)
-        found = keystore.read_keys(path)
+        store = _store(config, keys_file)
+        found = store.read()
     now = datetime.now(UTC)
     if as_json:
         click.echo(json.dumps([_as_json(key, now) for key in found], indent=2))
     elif not found:
-        click.echo(f"No keys in {path}; make one with `slotgate keys new NAME`.", err=True)
+        click.echo(f"No keys in {store.place}; make one with `slotgate keys new NAME`.", err=True)
     else:
         _print_table(found, now)
 
@@ -129,14 +132,24 @@ def list_keys(as_json: bool, config: Path | None, keys_file: Path | None) -> Non
 def revoke(name: str, config: Path | None, keys_file: Path | None) -> None:
     """Remove the key called NAME."""
     with _told():
-        path = _path(config, keys_file)
-        keystore.revoke(path, name)
-        left = len(keystore.read_keys(path))
-    click.echo(
-        f"Revoked {name}; a running gateway refuses it at its next look at the file.", err=True
-    )
+        store = _store(config, keys_file)
+        store.revoke(name)
+        left = len(store.read())
+    click.echo(f"Revoked {name}; {store.next_look}.", err=True)
     if not left:
-        click.echo(f"{path} holds no key now, which closes the gateway to everybody.", err=True)
+        click.echo(
+            f"{store.place} holds no key now, which closes the gateway to everybody.", err=True
+        )
+
+
+def _store(config: Path | None, keys_file: Path | None) -> KeysFile | FleetKeys:
+    """Where the keys are that are meant: with --config, the Redis it names; else a file."""
+    path = _path(config, keys_file)
+    if config is not None and keys_file is None and (url := redis_of(config)) is not None:
+        store = FleetKeys(url, path)
+        click.get_current_context().call_on_close(store.close)
+        return store
+    return KeysFile(path)
 
 
 def _path(config: Path | None, keys_file: Path | None) -> Path:
@@ -164,6 +177,10 @@ def _told() -> Iterator[None]:
     except keystore.UnknownNameError as error:
         raise click.ClickException(
             f"there is no key called {error}; see `slotgate keys list`"
+        ) from error
+    except RedisKeysError as error:
+        raise click.ClickException(
+            f"cannot use the Redis of the config: {error}; start it, or check redis.url"
         ) from error
     except OSError as error:
         raise click.ClickException(
