@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from random import SystemRandom
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from gateway import __version__
 from gateway.api.dashboard.page import DashboardPage
@@ -33,11 +33,11 @@ from gateway.core.settings.nodes import ConfigErrors
 from gateway.pipeline import Pipeline
 from gateway.runtime import gauges, tables
 from gateway.runtime.backends import Backends
-from gateway.runtime.cluster import Cluster
 from gateway.runtime.configfile import KEYS_FILE
 from gateway.runtime.dispatcher import Dispatcher
 from gateway.runtime.drain import Drain
 from gateway.runtime.exposition import Exposition
+from gateway.runtime.found import in_words
 from gateway.runtime.heartbeat import Heartbeat
 from gateway.runtime.history import History
 from gateway.runtime.keystore import KeyStore
@@ -48,6 +48,9 @@ from gateway.runtime.proxies import TrustedProxies
 from gateway.runtime.quota import Quota
 from gateway.runtime.reload import Watcher
 from gateway.runtime.reload_reading import Fresh, Source, read_again
+
+if TYPE_CHECKING:
+    from gateway.runtime.cluster import Cluster
 
 __all__ = ["Gateway", "Source", "new_loop", "serve_forever"]
 
@@ -240,21 +243,8 @@ class Gateway:
 
     def ready_line(self) -> str:
         """One line for people: where it is, and what it found."""
-        backends = self.dispatcher.dispatch.backends
-        found = []
-        for known in self.backends.known.values():
-            report, name = known.report, known.settings.name
-            slots = backends[name].slots
-            if report is None or report.state.value == "down":
-                found.append(f"{name}: down")
-                continue
-            assumed = known.settings.slots is None and report.slots_assumed
-            models = ", ".join(model.id for model in report.models or ()) or "no models"
-            word = "slot" if slots == 1 else "slots"
-            found.append(
-                f"{name}: {report.engine}, {slots} {word}{' (assumed)' if assumed else ''}, {models}"
-            )
-        return f"Slotgate is ready at {self.base_url}/v1 | " + " | ".join(found)
+        found = in_words(self.dispatcher.dispatch.backends, self.backends.known)
+        return " | ".join([f"Slotgate is ready at {self.base_url}/v1", *found])
 
     def _refused_at_the_edge(self, error: GatewayError) -> None:
         """A request so broken that the line never saw it: counted, and told in the log."""
@@ -274,6 +264,8 @@ class Gateway:
         """The other gateways, where there is a Redis."""
         if self.config.redis is None or not isinstance(dispatch, LeasedDispatch):
             return None
+        from gateway.runtime.cluster import Cluster  # noqa: PLC0415  (redis-py is a fifth of the start)
+
         return Cluster(
             self.config.redis.url.reveal(),
             self.dispatcher,
