@@ -83,6 +83,8 @@ async def _stream(
     try:
         last = await _pass(response, exchange, look)
     except UpstreamError as error:
+        if error.kind == "first_byte_timeout":  # only its head came: too slow, and not broken off
+            raise refusal(error) from error
         _cut_unless_whole(exchange, tap)
         raise GatewayError("upstream_broke", BROKE) from error
     if events := tap.finish():
