@@ -18,7 +18,15 @@ from click.exceptions import NoArgsIsHelpError
 
 from gateway import __version__
 
-COMMANDS: Final = ("serve", "demo", "check", "keys", "status", "plan")  # each is gateway.cli.NAME.NAME
+COMMANDS: Final = (
+    "serve",
+    "demo",
+    "check",
+    "keys",
+    "status",
+    "loadtest",
+    "plan",
+)  # each is gateway.cli.NAME.NAME
 
 
 class WrongUsage(click.ClickException):

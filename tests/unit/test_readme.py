@@ -28,7 +28,6 @@ COMING = {
 }
 PLANNED = {
     "doctor",
-    "loadtest",
 }  # commands that documents may speak of before they are there
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 
