@@ -12,6 +12,7 @@ and fully-mergeable quantile sketch with relative-error guarantees", VLDB 2019).
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
 from typing import Final
@@ -23,8 +24,10 @@ MOST_S: Final = 2000.0  # seconds; what is longer counts as this long
 SLICE_S: Final = 5.0
 WINDOWS_S: Final = (60, 300)
 
-_PER_E: Final = 1 / math.log(GAMMA)
-_BUCKETS: Final = math.ceil(math.log(MOST_S / LEAST_S) * _PER_E) + 1
+_BUCKETS: Final = math.ceil(math.log(MOST_S / LEAST_S) / math.log(GAMMA)) + 1
+_BOUNDS: Final = tuple(
+    LEAST_S * GAMMA**bucket for bucket in range(_BUCKETS - 1)
+)  # the last has none
 
 
 class Window:
@@ -34,39 +37,44 @@ class Window:
     `now` is in monotonic seconds; one that goes back counts as no time passed.
     """
 
-    __slots__ = ("_current", "_slices", "_totals")
+    __slots__ = ("_counts", "_current", "_slices", "_totals", "_until")
 
     def __init__(self) -> None:
         self._current = -1  # number of the slice of `now`
-        self._slices: deque[tuple[int, dict[int, int]]] = deque()
-        self._totals = {window_s: [0] * _BUCKETS for window_s in WINDOWS_S}
+        self._until = 0.0  # its end
+        self._counts: dict[int, int] = {}  # its samples by bucket
+        self._slices: deque[tuple[int, dict[int, int]]] = deque()  # those before it
+        self._totals = {window_s: [0] * _BUCKETS for window_s in WINDOWS_S}  # of those
 
     def observe(self, now: float, seconds: float, count: int = 1) -> None:
         """Take `count` samples of this length."""
-        number = int(now // SLICE_S)
-        if number > self._current:
-            self._advance(number)
-        bucket = _bucket(seconds)
-        counts = self._slice()
-        counts[bucket] = counts.get(bucket, 0) + count
-        for totals in self._totals.values():
-            totals[bucket] += count
+        if now >= self._until:
+            self._advance(int(now // SLICE_S))
+        bucket = bisect_left(_BOUNDS, seconds)
+        self._counts[bucket] = self._counts.get(bucket, 0) + count
 
     def counts(self, now: float, window_s: int) -> list[int]:
-        """Samples by bucket in the window (one of WINDOWS_S) that ends now. Not to be changed."""
-        number = int(now // SLICE_S)
-        if number > self._current:
-            self._advance(number)
-        return self._totals[window_s]
+        """Samples by bucket in the window (one of WINDOWS_S) that ends now."""
+        if now >= self._until:
+            self._advance(int(now // SLICE_S))
+        totals = self._totals[window_s].copy()
+        for bucket, count in self._counts.items():
+            totals[bucket] += count
+        return totals
 
-    def _slice(self) -> dict[int, int]:
-        """The counts of the current slice."""
-        if not self._slices or self._slices[-1][0] != self._current:
-            self._slices.append((self._current, {}))
-        return self._slices[-1][1]
+    def _keep(self) -> None:
+        """The current slice has ended: count it in."""
+        counts, self._counts = self._counts, {}
+        if not counts:
+            return
+        self._slices.append((self._current, counts))
+        for totals in self._totals.values():
+            for bucket, count in counts.items():
+                totals[bucket] += count
 
     def _advance(self, number: int) -> None:
         """Makes this slice the current one, and takes from each window the slices it leaves behind."""
+        self._keep()
         for window_s, totals in self._totals.items():
             length = int(window_s / SLICE_S)
             left, leaves = self._current - length, number - length
@@ -75,6 +83,7 @@ class Window:
                     for bucket, count in counts.items():
                         totals[bucket] -= count
         self._current = number
+        self._until = (number + 1) * SLICE_S
         oldest = number - int(max(WINDOWS_S) / SLICE_S)
         while self._slices and self._slices[0][0] <= oldest:
             self._slices.popleft()
@@ -95,12 +104,6 @@ def quantile(windows: Iterable[Window], now: float, q: float, window_s: int) -> 
         if seen >= rank:
             return _seconds(bucket)
     return None
-
-
-def _bucket(seconds: float) -> int:
-    if seconds <= LEAST_S:
-        return 0
-    return min(math.ceil(math.log(seconds / LEAST_S) * _PER_E), _BUCKETS - 1)
 
 
 def _seconds(bucket: int) -> float:

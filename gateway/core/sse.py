@@ -59,7 +59,11 @@ class Tap:
             and self._blocks.fresh
             and len(data) <= WHOLE
         ):
-            content: int = self._event(payload, b"")
+            self.events += 1
+            try:
+                content: int = self._read(payload, b"")
+            except _UNREADABLE:
+                content = self._second_look(payload, b"")
         else:
             content = sum(map(self._block, self._blocks.feed(data)))
         self.content_events += content

@@ -147,7 +147,10 @@ class Connection(asyncio.Protocol):
         elif response.failed:
             self.abort()
         elif response.first_byte_at is not None:
-            self._on_body(response)
+            if response.backlog <= HIGH_WATER:
+                self._alarm.set(self._deadlines.between_bytes_s)
+            elif not self._reading_paused:
+                self._pause_reading(response)
 
     def eof_received(self) -> None:
         # The transport would flush before it closes, towards a peer that may never read: judge now, and abort.
@@ -203,12 +206,6 @@ class Connection(asyncio.Protocol):
         if response is not None and not response.ended:
             response.read_started_at = self._loop.time()
             self._alarm.set(self._deadlines.first_byte_s)
-
-    def _on_body(self, response: Response) -> None:
-        if response.backlog <= HIGH_WATER:
-            self._alarm.set(self._deadlines.between_bytes_s)
-        elif not self._reading_paused:
-            self._pause_reading(response)
 
     def _pause_reading(self, response: Response) -> None:
         """The reader is slow: leave the rest to TCP, and do not blame the backend for the silence."""

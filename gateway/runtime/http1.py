@@ -31,9 +31,7 @@ class Response:
     """
 
     __slots__ = (
-        "_arrived",
         "_bodiless",
-        "_buffered",
         "_dry",
         "_failure",
         "_feeding",
@@ -43,7 +41,9 @@ class Response:
         "_pieces",
         "_taker",
         "_waiter",
+        "backlog",
         "ended",
+        "failed",
         "first_byte_at",
         "head_done",
         "headers",
@@ -65,6 +65,8 @@ class Response:
         self.heard = False  # any byte has come
         self.head_done = False
         self.ended = False  # the framing was satisfied
+        self.failed = False  # it will not be
+        self.backlog = 0  # body bytes that nobody has read yet
         self.reusable = True  # as far as the response can tell; counts once it has ended
         self.on_drained: Callable[[], None] | None = (
             None  # set while the connection waits for a reader
@@ -73,8 +75,6 @@ class Response:
         self._bodiless = bodiless  # the answer to HEAD
         self._framed = False  # by length or chunks; otherwise the body ends with the connection
         self._pieces: list[bytes] = []
-        self._buffered = 0
-        self._arrived = 0
         self._dry = 0
         self._feeding = 0
         self._failure: tuple[Kind, str] | None = None
@@ -133,33 +133,25 @@ class Response:
 
     # What the connection calls.
 
-    @property
-    def failed(self) -> bool:
-        return self._failure is not None
-
-    @property
-    def backlog(self) -> int:
-        """Body bytes that nobody has read yet."""
-        return self._buffered
-
     def feed(self, data: bytes) -> None:
         """Take bytes off the wire. Never raises."""
         if self._parser is None:
             return
         self.heard = True
         self._feeding = len(data)
-        before = self._arrived
+        before = self.backlog
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._on_garbage(error)
-        if self._arrived != before:
+        if self.backlog != before:
             self._dry = 0
         else:
             self._count_dry(len(data))
-        if self._taker is None or self.ended or self.failed:
+        taker = self._taker
+        if taker is None or self.ended or self.failed:
             self._wake()
-        elif self._pieces and not self._taker(self._take()):
+        elif self._pieces and not taker(self._take()):
             self._taker = None
             self._wake()
 
@@ -172,7 +164,8 @@ class Response:
 
     def fail(self, kind: Kind, detail: str) -> None:
         """Nothing more will come, for this reason. The first reason stays; after the end there is none."""
-        if not self.ended and self._failure is None:
+        if not self.ended and not self.failed:
+            self.failed = True
             self._failure = (kind, detail)
         self.reusable = False
         self._wake()
@@ -224,8 +217,7 @@ class Response:
         if self.first_byte_at is None:
             self.first_byte_at = self._loop.time()
         self._pieces.append(body)
-        self._buffered += len(body)
-        self._arrived += len(body)
+        self.backlog += len(body)
 
     def on_message_complete(self) -> None:
         if self.head_done and not self.ended:
@@ -262,7 +254,7 @@ class Response:
     def _take(self) -> bytes:
         pieces = self._pieces
         self._pieces = []
-        self._buffered = 0
+        self.backlog = 0
         drained = self.on_drained
         if drained is not None:
             self.on_drained = None
@@ -273,12 +265,10 @@ class Response:
         if self._failure is not None:
             raise UpstreamError(*self._failure)
 
-    async def _woken(self) -> None:
+    def _woken(self) -> asyncio.Future[None]:
+        """To be awaited; one at a time."""
         waiter = self._waiter = self._loop.create_future()
-        try:
-            await waiter
-        finally:
-            self._waiter = None
+        return waiter
 
     def _wake(self) -> None:
         waiter = self._waiter
