@@ -15,20 +15,21 @@ from gateway.core.config import Config
 from gateway.core.dispatch import Decision
 from gateway.core.fleet import Advice, Fitness
 from gateway.core.residence import Memory
-from gateway.engines.base import EngineReport, State
+from gateway.engines.base import UNKNOWN, EngineReport, State
 from gateway.engines.changes import merged, other_models, restarted
 from gateway.runtime.dispatcher import Dispatcher
 from gateway.runtime.known import Known, address_of, listing_of, upstream_of
 from gateway.runtime.log import LineLog
 from gateway.runtime.poller import Activity, Poller, PollTarget
 from gateway.runtime.upstream import Upstream, UpstreamError
+from gateway.runtime.upstream_error import TIMEOUTS
 
 __all__ = ["Backends", "Known"]
 
 SETTLING_ENGINES = ("llama-server", "ollama")  # a cancelled slot is not free at once
 POOLED_ENGINES = ("vllm", "sglang")  # one pool of cache blocks, shared by all requests
-TIMEOUTS = ("first_byte_timeout", "between_bytes_timeout")
 UNKNOWN_SLOTS = 1  # until the engine has said; nothing starts before that
+UNHEARD = EngineReport(engine=UNKNOWN, state=State.DOWN)
 
 
 class Backends:
@@ -47,12 +48,10 @@ class Backends:
         self._last_byte_at = last_byte_at
         self._clock = asyncio.get_running_loop().time
         self.known: dict[str, Known] = {}
-        self.upstreams: dict[str, Upstream] = {}
         self.catalog = Catalog()
         # Where there are several gateways, `Cluster` sets these two.
         self.may_weigh: Callable[[str], bool] = lambda _name: True
         self.used_elsewhere: Callable[[str], int] = lambda _name: 0
-        dispatcher.on_settling = self._on_settling
         for settings in config.backends:
             self._add(settings)
         self._rebuild()
@@ -63,6 +62,8 @@ class Backends:
             on_warning=self._warn,
             may_weigh=self._may_weigh,
         )
+        # A slot is lent again when a report shows it idle: after a cancel the next one should come soon.
+        dispatcher.on_settling = self.poller.stir
 
     async def start(self, first_round_s: float) -> None:
         """Begin probing; returns when every backend has answered, or after `first_round_s`."""
@@ -71,8 +72,8 @@ class Backends:
 
     async def stop(self) -> None:
         await self.poller.stop()
-        for upstream in self.upstreams.values():
-            await upstream.aclose()
+        for known in self.known.values():
+            await known.upstream.aclose()
 
     async def take_up(self, config: Config) -> None:
         """A changed configuration: backends that stay keep their streams, caches and figures."""
@@ -178,6 +179,13 @@ class Backends:
         known = self.known.get(name)
         return known.report.engine if known is not None and known.report is not None else None
 
+    def upstream(self, name: str) -> Upstream:
+        """The way there. Raises UpstreamError when a reload has removed it since it was chosen."""
+        known = self.known.get(name)
+        if known is None:
+            raise UpstreamError("unreachable", f"{name} is gone from the configuration")
+        return known.upstream
+
     def _may_weigh(self, name: str) -> bool:
         return self.may_weigh(name)
 
@@ -185,10 +193,6 @@ class Backends:
         """Would nobody serve any of its models in its place?"""
         pools = [pool.backends for pool in self.catalog.pools.values() if name in pool.backends]
         return not any(self.is_up(pool - {name}) for pool in pools)
-
-    def _on_settling(self, name: str) -> None:
-        """A slot is lent again when a report shows it idle: the next one should come soon."""
-        self.poller.stir(name)
 
     def touch(self, name: str) -> None:
         """It was sent a request."""
@@ -211,21 +215,12 @@ class Backends:
         )
 
     def _add(self, settings: Settings) -> None:
-        upstream = upstream_of(settings)
-        self.known[settings.name] = Known(settings, upstream)
-        self.upstreams[settings.name] = upstream
-        self._dispatcher.dispatch.put(
-            self._clock(),
-            settings.name,
-            slots=settings.slots or UNKNOWN_SLOTS,
-            draining=settings.drain,
-            settles=False,
-        )
+        known = self.known[settings.name] = Known(settings, upstream_of(settings))
+        self._resize(self._clock(), known)
 
     async def _remove(self, name: str) -> None:
         """It takes no new work; what it has in flight goes on to its end."""
         known = self.known.pop(name)
-        del self.upstreams[name]
         self._dispatcher.apply(self._dispatcher.dispatch.remove(name))
         await known.upstream.aclose()
         self._log.event("info", "backend", backend=name, state="removed")
@@ -235,22 +230,13 @@ class Backends:
         before, known.settings = known.settings, settings
         if address_of(before) != address_of(settings):
             old, known.upstream = known.upstream, upstream_of(settings)
-            self.upstreams[settings.name] = known.upstream
             known.report = known.reported_at = None
             self._dispatcher.dispatch.forget_cache(settings.name)
             await old.aclose()
-        if known.report is not None:
-            return self._resize(self._clock(), known)
-        return self._dispatcher.dispatch.put(
-            self._clock(),
-            settings.name,
-            slots=settings.slots or UNKNOWN_SLOTS,
-            draining=settings.drain,
-        )
+        return self._resize(self._clock(), known)
 
     def _resize(self, now: float, known: Known) -> list[Decision]:
-        settings, report = known.settings, known.report
-        assert report is not None  # noqa: S101  (typing: only called with one)
+        settings, report = known.settings, known.report or UNHEARD
         return self._dispatcher.dispatch.put(
             now,
             settings.name,

@@ -44,15 +44,9 @@ MESSAGES: dict[Reason, str] = {
 class Dispatcher:
     """The asyncio side of `core.dispatch`. All methods are called on the loop's own thread."""
 
-    def __init__(
-        self,
-        dispatch: Dispatch,
-        rng: Random,
-        on_refused: Callable[[Offer, Refuse], None] = lambda _offer, _refusal: None,
-    ) -> None:
+    def __init__(self, dispatch: Dispatch, rng: Random) -> None:
         self.dispatch = dispatch
         self._rng = rng
-        self._on_refused = on_refused
         self.on_settling: Callable[[str], None] = lambda _backend: None  # `Backends` sets it
         self._loop = asyncio.get_running_loop()
         self._pending: dict[int, asyncio.Future[Start | Refuse]] = {}
@@ -108,7 +102,6 @@ class Dispatcher:
             return own
         if isinstance(own, Refuse) and own.ticket == offer.ticket:
             self.apply(decisions[1:])
-            self._on_refused(offer, own)
             raise self.refusal(own)
         future = self._pending[offer.ticket] = self._loop.create_future()
         self.apply(decisions)
@@ -117,7 +110,6 @@ class Dispatcher:
         finally:
             self._pending.pop(offer.ticket, None)
         if isinstance(decision, Refuse):
-            self._on_refused(offer, decision)
             raise self.refusal(decision)
         return decision
 

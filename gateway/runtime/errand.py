@@ -97,7 +97,7 @@ class Errand:
             accept_encoding_identity=False,
             request_id=b"sg-" + token_hex(12).encode(),
         )
-        call = self._backends.upstreams[backend].open(
+        call = self._backends.upstream(backend).open(
             "GET" if exchange.method == "HEAD" else exchange.method,
             exchange.path,
             outgoing.query_for(backend),

@@ -28,6 +28,7 @@ from gateway.runtime.exchange import Exchange
 from gateway.runtime.metrics import Metrics
 from gateway.runtime.observe import Record
 from gateway.runtime.upstream import Call, Deadlines, Response, UpstreamError
+from gateway.runtime.upstream_error import TIMEOUTS
 
 FAULTS = (500, 502, 504)
 
@@ -165,10 +166,7 @@ class Forward:
             accept_encoding_identity=outgoing.route.wire is not Wire.JSON,
             request_id=b"sg-%024x" % getrandbits(96),  # unique is enough
         )
-        upstream = self._backends.upstreams.get(backend)
-        if upstream is None:  # a reload removed it between its choice and now
-            raise UpstreamError("unreachable", f"{backend} is gone from the configuration")
-        call = upstream.open(
+        call = self._backends.upstream(backend).open(
             exchange.method,
             exchange.path,
             outgoing.query_for(backend),
@@ -202,7 +200,7 @@ def _with_retry_after(answer: Answer, place: Place) -> Answer:
 
 def refusal(error: UpstreamError) -> GatewayError:
     """A broken attempt as the client sees it."""
-    if error.kind in ("first_byte_timeout", "between_bytes_timeout"):
+    if error.kind in TIMEOUTS:
         return GatewayError(
             "upstream_timeout",
             "The backend did not answer in time (timeouts in the gateway's configuration).",

@@ -25,24 +25,13 @@ NEVER_RAN: Final[frozenset[Kind]] = frozenset(
     {"refused", "connect_timeout", "unreachable", "tls", "stale"}
 )
 
-_MESSAGES: Final[dict[Kind, str]] = {
-    "refused": "The backend refused the connection.",
-    "connect_timeout": "The backend did not accept a connection in time.",
-    "unreachable": "The backend cannot be reached.",
-    "tls": "No trusted TLS connection to the backend could be made.",
-    "stale": "The backend had closed the idle connection.",
-    "closed": "The backend closed the connection before it answered.",
-    "protocol": "The backend answered with something that is not HTTP/1.1.",
-    "first_byte_timeout": "The backend took too long to start answering.",
-    "between_bytes_timeout": "The backend fell silent in the middle of its answer.",
-    "broke": "The backend broke off in the middle of its answer.",
-}
+TIMEOUTS: Final[frozenset[Kind]] = frozenset({"first_byte_timeout", "between_bytes_timeout"})
 
 
 class UpstreamError(Exception):
     """The exchange with a backend failed.
 
-    `kind` says where; `message` is for clients and names no host; `detail` is for logs and may.
+    `kind` says where; `detail` may name the host, so it is for logs and never for clients.
     `closed`: the connection ended before the response head; `broke`: after it, before the body's framed end.
     """
 
@@ -50,10 +39,6 @@ class UpstreamError(Exception):
         super().__init__(kind, detail)
         self.kind: Kind = kind
         self.detail = detail
-
-    @property
-    def message(self) -> str:
-        return _MESSAGES[self.kind]
 
     @property
     def may_have_run(self) -> bool:

@@ -401,7 +401,7 @@ async def test_every_path_in_every_situation(path: str) -> None:
                 await situation(table)
         await table.check_outcomes()
         await eventually(lambda: _is_idle(table))
-        upstream = slotgate.gateway.backends.upstreams["b1"]
+        upstream = slotgate.gateway.backends.known["b1"].upstream
         await eventually(lambda: upstream.open_connections == upstream.idle)
 
 

@@ -116,7 +116,7 @@ async def test_a_client_that_leaves_while_the_gateway_still_connects_leaves_noth
             gateway.dispatcher.dispatch.report(now, "b2", Fitness.UP, None, now)
             async with await asking(slotgate, model="deaf"):
                 await eventually(lambda: slotgate.metric("in_flight", backend="b2"))
-            await eventually(lambda: gateway.backends.upstreams["b2"].open_connections == 0, 1)
+            await eventually(lambda: gateway.backends.known["b2"].upstream.open_connections == 0, 1)
             assert await slotgate.metric("in_flight") == 0
             assert await slotgate.metric("backend_errors_total") == 0
 

@@ -117,7 +117,7 @@ async def _ends_as(slotgate: Running, outcome: str, count: int) -> None:
 async def _at_rest(slotgate: Running) -> bool:
     held = [await slotgate.metric(name) for name in ("in_flight", "queue_depth", "settling")]
     usage = slotgate.gateway.pipeline.quota.limits.usage["alice"]
-    upstream = slotgate.gateway.backends.upstreams["b1"]
+    upstream = slotgate.gateway.backends.known["b1"].upstream
     return not any(held) and usage.in_flight == 0 and upstream.open_connections == upstream.idle
 
 

@@ -160,7 +160,6 @@ def test_a_closed_port_is_refused_and_cannot_have_run(new_loop: Loop) -> None:
                 await ask(upstream)
         assert (caught.value.kind, caught.value.may_have_run) == ("refused", False)
         assert str(port) in caught.value.detail
-        assert str(port) not in caught.value.message
         assert upstream.open_connections == 0
 
     run(new_loop, main())

@@ -165,7 +165,6 @@ def test_an_answer_that_is_not_http_is_one_protocol_error(new_loop: Loop, wire: 
                 await ask(upstream)
             assert caught.value.kind == "protocol"
             assert caught.value.may_have_run
-            assert str(server.port) not in caught.value.message
             assert upstream.idle == 0
             assert server.accepted == 1
 
