@@ -5,6 +5,7 @@ Law of this file: the configuration is on disk, as an operator's is; only `reloa
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from pathlib import Path
@@ -15,8 +16,10 @@ import httpx2
 from gateway.app import Gateway, Source
 from gateway.runtime.configfile import load
 from tests.fakes import invariants
+from tests.fakes.connection import Connection, Script
 from tests.fakes.gateway import _listening_log
 from tests.fakes.running import eventually
+from tests.fakes.scripts import events_of
 
 CHAT = "/v1/chat/completions"
 
@@ -37,6 +40,21 @@ def key_record(name: str, secret: str, **rest: Any) -> dict[str, Any]:
 
 def body(model: str = "m", **fields: Any) -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": "hello"}], **fields}
+
+
+def held_stream(release: asyncio.Event) -> Script:
+    """A streamed chat that begins at once and ends when it is let."""
+    *begun, last = events_of(CHAT)
+
+    async def script(connection: Connection) -> None:
+        await connection.begin(200, content_type="text/event-stream", framing="chunked")
+        for event in begun:
+            await connection.body(event)
+        await release.wait()
+        await connection.body(last)
+        await connection.end()
+
+    return script
 
 
 class Reloading:

@@ -16,7 +16,7 @@ import pytest
 from tests.fakes.engine import FakeEngine
 from tests.fakes.raw_client import RawClient
 from tests.fakes.running import in_loop, slack
-from tests.fakes.scripts import chat_stream
+from tests.gateway.reloading import held_stream
 from tests.gateway.served import ROOT, serving
 
 READY_S = 1.0  # the contract; a test allows ten times that
@@ -42,7 +42,7 @@ class Manager:
 async def test_the_service_manager_is_told_of_ready_reload_and_stop(tmp_path: Path) -> None:
     manager = Manager(tmp_path)
     async with FakeEngine(slots=1) as engine:
-        engine.always(chat_stream(tokens=20, every_s=0.05))
+        engine.always(held_stream(release := asyncio.Event()))
         config = {"backends": [{"url": engine.url}]}
         environ = {"NOTIFY_SOCKET": manager.address}
         async with serving(tmp_path, config, environ) as served:
@@ -59,6 +59,7 @@ async def test_the_service_manager_is_told_of_ready_reload_and_stop(tmp_path: Pa
                 assert stopping["STOPPING"] == "1"
                 assert "1 request" in stopping["STATUS"]
                 assert int(stopping["EXTEND_TIMEOUT_USEC"]) > 60e6, "the default of drain_s"
+                release.set()
                 assert (await client.response()).body.rstrip().endswith(b"[DONE]")
             assert await served.status() == 0
     manager.sock.close()

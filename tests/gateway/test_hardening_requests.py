@@ -7,8 +7,8 @@ Whatever a client sends: the engine sees well-formed requests only, at most one 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -112,9 +112,11 @@ SERVED = {  # how many whole requests there really are in it, where that is not 
 @in_loop
 async def test_no_request_becomes_two_and_no_connection_loses_step(name: str) -> None:
     async with FakeEngine(slots=4) as engine, running_gateway(engine, check=False) as slotgate:
-        answers = await _answers(CORPUS[name], slotgate)
-        served = [one for one in answers if one.status == 200]
-        assert len(engine.requests) == len(served) == SERVED.get(name, 0)
+        expected = SERVED.get(name, 0)
+        said = await _said(CORPUS[name], slotgate)
+        assert said.served <= expected
+        await engine.until(lambda: len(engine.requests) >= expected)
+        assert len(engine.requests) == expected
         assert (await slotgate.chat()).status_code == 200, "the gateway and its engine go on"
         _are_ours(engine)
 
@@ -128,11 +130,14 @@ async def test_no_random_damage_to_a_request_does_either(seed: int) -> None:
         for at in range(0, len(damaged), 25):
             before = len(engine.requests)
             sent = damaged[at : at + 25]
-            found = await asyncio.gather(*(_answers(data, slotgate) for data in sent))
-            served = sum(answer.status == 200 for answers in found for answer in answers)
-            assert len(engine.requests) - before == served
-            for data, answers in zip(sent, found, strict=True):
-                assert len(answers) <= data.count(b" HTTP/1") + 1, (data, answers)
+            found = await asyncio.gather(*(_said(data, slotgate) for data in sent))
+            served = sum(said.served for said in found)
+            late = sum(
+                said.silent for said in found
+            )  # on a slow machine an answer may be on its way
+            assert served <= len(engine.requests) - before <= served + late
+            for data, said in zip(sent, found, strict=True):
+                assert len(said.answers) <= data.count(b" HTTP/1") + 1, (data, said)
         assert (await slotgate.chat()).status_code == 200
         _are_ours(engine)
         assert await slotgate.metric("in_flight") == 0
@@ -148,15 +153,30 @@ def _are_ours(engine: FakeEngine) -> None:
         assert request.head.get("content-length") == str(len(request.body))
 
 
-async def _answers(data: bytes, slotgate: Running) -> list[RawResponse]:
-    """All that comes back until the connection ends, or nothing comes any more."""
-    out: list[RawResponse] = []
+@dataclass(slots=True)
+class Said:
+    """All that came back, until the connection ended or nothing came any more (`silent`)."""
+
+    answers: list[RawResponse] = field(default_factory=list)
+    silent: bool = False
+
+    @property
+    def served(self) -> int:
+        return sum(answer.status == 200 for answer in self.answers)
+
+
+async def _said(data: bytes, slotgate: Running) -> Said:
+    said = Said()
     async with await RawClient.connect(slotgate.port) as client:
-        with contextlib.suppress(HangupError, TimeoutError):
+        try:
             await client.send(data)
             while True:
-                out.append(await client.response(patience_s=QUIET_S * slack()))
-    return out
+                said.answers.append(await client.response(patience_s=QUIET_S * slack()))
+        except TimeoutError:
+            said.silent = True
+        except HangupError:
+            pass
+    return said
 
 
 def _damaged(data: bytes, rng: random.Random) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.fakes.engine import FakeEngine
 from tests.fakes.running import eventually, in_loop
-from tests.gateway.reloading import Reloading, body, key_record, write
+from tests.gateway.reloading import Reloading, body, held_stream, key_record, write
 
 
 @in_loop
@@ -17,7 +17,7 @@ async def test_a_changed_file_adds_and_removes_backends_without_breaking_a_strea
 ) -> None:
     file = tmp_path / "slotgate.yaml"
     async with FakeEngine(models=["old"]) as first, FakeEngine(models=["new"]) as second:
-        first.behaviour.tokens, first.behaviour.itl_s = 60, 0.05
+        first.always(held_stream(release := asyncio.Event()))
         write(file, first.url)
         async with Reloading(file) as slotgate:
             stream = asyncio.create_task(
@@ -35,6 +35,7 @@ async def test_a_changed_file_adds_and_removes_backends_without_breaking_a_strea
             answer = await slotgate.client.post("/v1/chat/completions", json=body("new"))
             assert answer.headers["x-slotgate-backend"] == "b2"
             assert not stream.done(), "the stream outlives the change of the list"
+            release.set()
             whole = await stream
             assert whole.status_code == 200
             assert whole.text.rstrip().endswith("data: [DONE]")

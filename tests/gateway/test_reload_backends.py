@@ -8,8 +8,7 @@ from pathlib import Path
 
 from tests.fakes.engine import FakeEngine
 from tests.fakes.running import eventually, in_loop
-from tests.fakes.scripts import chat_stream
-from tests.gateway.reloading import Heard, Reloading, key_record, write
+from tests.gateway.reloading import Heard, Reloading, held_stream, key_record, write
 
 
 @in_loop
@@ -19,7 +18,7 @@ async def test_a_backend_that_comes_back_under_its_name_still_counts_what_it_has
     """Law 1: else its engine would get a second request beside the first one."""
     file = tmp_path / "slotgate.yaml"
     async with FakeEngine(slots=1) as engine, FakeEngine(models=["other"]) as other:
-        engine.always(chat_stream(tokens=40, every_s=0.05))
+        engine.always(held_stream(release := asyncio.Event()))
         write(file, engine.url, other.url)
         async with Reloading(file) as slotgate:
             running = asyncio.create_task(slotgate.ask(stream=True))
@@ -34,6 +33,7 @@ async def test_a_backend_that_comes_back_under_its_name_still_counts_what_it_has
             second = asyncio.create_task(slotgate.ask(stream=True))
             await slotgate.until("queue_depth", 1, model="m")
             assert engine.peak_permits == 1
+            release.set()
             assert (await running).text.rstrip().endswith("[DONE]")
             assert (await second).text.rstrip().endswith("[DONE]")
             assert engine.peak_permits == 1
@@ -69,7 +69,7 @@ async def test_a_smaller_backend_cuts_nothing_and_lends_nothing_new_until_it_is_
 ) -> None:
     file = tmp_path / "slotgate.yaml"
     async with FakeEngine("openai", slots=3) as engine:
-        engine.always(chat_stream(tokens=30, every_s=0.05))
+        engine.always(held_stream(release := asyncio.Event()))
         write(file, {"url": engine.url, "slots": 3}, admission={"queue": 5})
         async with Reloading(file) as slotgate:
             running = [asyncio.create_task(slotgate.ask(stream=True)) for _ in range(3)]
@@ -80,6 +80,7 @@ async def test_a_smaller_backend_cuts_nothing_and_lends_nothing_new_until_it_is_
             assert slotgate.metric("in_flight", backend="b1") == 3
             late = [asyncio.create_task(slotgate.ask(stream=True)) for _ in range(2)]
             await slotgate.until("queue_depth", 2, model="m")
+            release.set()
             texts = [(await one).text for one in (*running, *late)]
             assert all(text.rstrip().endswith("[DONE]") for text in texts)
             began = sorted(one.started_at or 0 for one in engine.requests)
@@ -92,7 +93,7 @@ async def test_a_smaller_backend_cuts_nothing_and_lends_nothing_new_until_it_is_
 async def test_those_who_wait_keep_their_place_through_a_reload(tmp_path: Path) -> None:
     file = tmp_path / "slotgate.yaml"
     async with FakeEngine(slots=1) as engine:
-        engine.always(chat_stream(tokens=20, every_s=0.05))
+        engine.always(held_stream(release := asyncio.Event()))
         write(file, engine.url, admission={"queue": 4})
         async with Reloading(file) as slotgate:
             asking = []
@@ -105,6 +106,7 @@ async def test_those_who_wait_keep_their_place_through_a_reload(tmp_path: Path) 
             await slotgate.gateway.reload()
             assert slotgate.metric("queue_depth", model="m") == 3
             assert slotgate.metric("queue_limit", model="m") == 9
+            release.set()
             answers = [await one for one in asking]
             assert [answer.status_code for answer in answers] == [200] * 4
             assert [json.loads(one.body)["seed"] for one in engine.requests] == [0, 1, 2, 3]
@@ -131,7 +133,7 @@ async def test_a_removed_backend_serves_on_and_its_waiting_requests_go_elsewhere
 ) -> None:
     file = tmp_path / "slotgate.yaml"
     async with FakeEngine(slots=1) as first, FakeEngine(models=["other"]) as other:
-        first.always(chat_stream(tokens=30, every_s=0.05))
+        first.always(held_stream(release := asyncio.Event()))
         write(file, first.url, other.url, admission={"queue": 3})
         with Heard() as log:
             async with Reloading(file) as slotgate:
@@ -144,6 +146,7 @@ async def test_a_removed_backend_serves_on_and_its_waiting_requests_go_elsewhere
                 refused = await waiting
                 assert refused.status_code == 503
                 assert refused.json()["error"]["code"] == "no_backend"
+                release.set()
                 assert (await running).text.rstrip().endswith("[DONE]")
                 assert len(first.requests) == 1
                 await eventually(lambda: first.open_connections == 0, why="a connection is left")
