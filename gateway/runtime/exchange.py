@@ -153,8 +153,8 @@ class Exchange:
     def put(self, data: bytes) -> bool:
         """Send bytes of the body now. False: the client is behind, so wait for `caught_up` before the next."""
         self.bytes_out += len(data)
-        put: bool = self._edge.put(data)
-        return put
+        self._edge.write(data, more=True)
+        return not self._edge.write_paused
 
     async def caught_up(self) -> None:
         """Wait for a client that is behind; the edge gives up on one that reads nothing for write_stall_s."""
