@@ -94,6 +94,7 @@ class Gateway:
         self._reloading = (
             asyncio.Lock()
         )  # a reload that a test or a signal asks for beside the watcher's
+        self._mistakes: list[str] = []  # of the last reload
         self.manager = ServiceManager()
         self._status = Status(
             __version__,
@@ -167,8 +168,12 @@ class Gateway:
             self.manager.reloading()
             mistakes = await self._reload()
             self.metrics.config_ok = not mistakes
-            for mistake in mistakes:
-                self.log.event("error", "reload", failed=mistake)
+            if mistakes and mistakes == self._mistakes:
+                self.log.event("info", "reload", note="still wrong, as told before")
+            else:
+                for mistake in mistakes:
+                    self.log.event("error", "reload", failed=mistake)
+            self._mistakes = mistakes
             self.manager.ready("the last reload failed; see the log" if mistakes else "serving")
 
     def reload_soon(self) -> None:
