@@ -75,24 +75,33 @@ class Choice:
         1 it cannot start on what is free: the next one; if it is first and needs several slots, or what runs there
           has to end before it (`core.openings`), it reserves
         2 its cheapest backend has the slots: start there
-        3 it was overtaken enough, or a slot it could use has been idle for half a second: start on that one
+        3 it was overtaken enough: start on what there is
         4 it is better off waiting for its warm backend: the next one
+        Nobody started, and a slot has been idle for half a second: to whom it costs least compared with waiting.
         """
         self._openings.look()
         due = {n for n in free if self._backends[n].since_batch >= BATCH_EVERY - 1}
         wanted: set[str] = set()
         ahead: set[str] = set()
         promised = self._promised()
+        before: dict[str, int] = {}  # who waits for each backend and is ahead
+        stays: list[tuple[Waiting, set[str]]] = []
         for waiting in self._queue.lines.order(batch_first=bool(due)):
             ready = self._ready(now, waiting, free, due)
             if ready:
-                price = self._accept(now, waiting, ready, promised)
+                price = self._accept(now, waiting, ready, promised, before)
                 if price is not None:
                     return waiting, price
                 wanted |= ready
+                stays.append((waiting, ready))
             elif not ahead & waiting.offer.pool:
                 self._reserve(now, waiting, free, promised)
             ahead |= waiting.offer.pool
+            if waiting.best is not None:
+                before[waiting.best] = before.get(waiting.best, 0) + 1
+        spent = {name for name in free if self._patience_over(now, name)}
+        if spent & wanted:
+            return self._least_regret(stays, spent)
         self._watch_idle(now, free, wanted)
         return None
 
@@ -106,17 +115,36 @@ class Choice:
         return {name for name in usable if free_for(now, waiting, backends[name]) >= offer.permits}
 
     def _accept(
-        self, now: float, waiting: Waiting, ready: set[str], promised: dict[str, int]
+        self,
+        now: float,
+        waiting: Waiting,
+        ready: set[str],
+        promised: dict[str, int],
+        before: dict[str, int],
     ) -> Price | None:
-        prices = waiting.prices = self._prices(now, waiting, promised)
+        prices = waiting.prices = self._prices(now, waiting, promised, before)
         best = cost.cheapest(prices, waiting.offer.conversation)
         self._prefer(waiting, best.backend.name, promised)
         if best.backend.name in ready:
             return best
-        if waiting.overdue or any(self._patience_over(now, name) for name in ready):
+        if waiting.overdue:
             near = [one for one in prices if one.backend.name in ready]
             return cost.cheapest(near, waiting.offer.conversation)
         return None
+
+    @staticmethod
+    def _least_regret(
+        stays: list[tuple[Waiting, set[str]]], spent: set[str]
+    ) -> tuple[Waiting, Price]:
+        """Slots whose patience is over: who loses least by starting there instead of waiting; in order among equals."""
+        offers = [
+            (one.total_s - min(other.total_s for other in waiting.prices), place, waiting, one)
+            for place, (waiting, ready) in enumerate(stays)
+            for one in waiting.prices
+            if one.backend.name in ready & spent
+        ]
+        _, _, waiting, price = min(offers, key=lambda item: item[:2])
+        return waiting, price
 
     def _watch_idle(self, now: float, free: set[str], wanted: set[str]) -> None:
         """Since when has a slot been free that somebody who waits could use?"""
@@ -127,7 +155,13 @@ class Choice:
             elif backend.idle_wanted_since is None:
                 backend.idle_wanted_since = now
 
-    def _prices(self, now: float, waiting: Waiting, promised: dict[str, int]) -> list[Price]:
+    def _prices(
+        self,
+        now: float,
+        waiting: Waiting,
+        promised: dict[str, int],
+        before: dict[str, int] | None = None,
+    ) -> list[Price]:
         """What each backend that could take it would cost."""
         offer, out = waiting.offer, []
         for name in offer.pool - waiting.tried:
@@ -145,6 +179,7 @@ class Choice:
                         matched,
                         permits=offer.permits,
                         promised=crowd,
+                        ahead=crowd if before is None else before.get(name, 0),
                         free=free,
                         must_load=backend.must_load(offer.model_on(name)),
                     )

@@ -2,7 +2,7 @@
 
     cost(b) = wait + load + backlog left / rate + own / rate x (1 + Q_b + in flight)   seconds; design.md section 4
 
-wait     0 with a free slot, else (already promised there + 1/2) x learned time of an answer after its first token /
+wait     0 with a free slot, else (who waits for b and is ahead + 1/2) x learned time of an answer after its first token /
          slots: slots come free at one in that time, and the next one is half of it away on average. What is prefilled
          before is in the backlog; a time of the whole service remembers the queues of a crowd that is gone
 load     0 where its model is ready, else the learned time to load it, or to wake
@@ -52,17 +52,18 @@ def price(
     *,
     permits: int,
     promised: int,
+    ahead: int,
     free: int,
     must_load: bool = False,
 ) -> Price:
-    """The cost of this request on this backend now. `promised` is Q_b: others who wait for it.
+    """The cost of this request on this backend now. `promised` is Q_b: others who wait for it; `ahead`: those before it.
 
     `free`: permits that it could have there now; what is kept for somebody else is not free to it.
     """
     wait = 0.0
     if free < permits:
         slots = max(1, backend.lendable)
-        wait = (promised + 0.5 + backend.others(now)) * backend.answer_s.value / slots
+        wait = (ahead + 0.5 + backend.others(now)) * backend.answer_s.value / slots
     own_tokens = round(max(0, prompt_bytes - matched) / backend.bytes_per_token.value)
     rate = backend.prefill_rate.value
     backlog = max(0.0, backend.backlog_tokens / rate - wait)

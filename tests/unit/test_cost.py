@@ -24,7 +24,11 @@ def backend(
 
 def price(one: Backend, tokens: int = 0, cached: int = 0, **how: Any) -> Price:
     return cost.price(
-        one, 100.0, tokens * 4, cached * 4, **{"permits": 1, "promised": 0, "free": one.free, **how}
+        one,
+        100.0,
+        tokens * 4,
+        cached * 4,
+        **{"permits": 1, "promised": 0, "ahead": 0, "free": one.free, **how},
     )
 
 
@@ -47,7 +51,7 @@ def test_what_was_sent_there_and_has_no_first_token_is_ahead_of_it() -> None:
 def test_without_a_free_slot_it_waits_for_its_share_of_an_answers_time() -> None:
     busy = backend(in_flight=2)
     assert price(busy).wait_s == pytest.approx(2.5), "the next one to end is half-way, on average"
-    assert price(busy, promised=3).wait_s == pytest.approx(17.5)
+    assert price(busy, promised=5, ahead=3).wait_s == pytest.approx(17.5)
 
 
 def test_what_is_computed_while_it_waits_is_not_ahead_of_it_any_more() -> None:
