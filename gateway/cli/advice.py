@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 from gateway.core.config import Backend
 from gateway.engines.base import EngineReport, State
+from gateway.engines.llama_load import AUTOMATIC_SLOTS
 
 SMALL_CONTEXT: Final = 4_096  # tokens; the tools of a coding agent alone take more
-_AUTOMATIC_SLOTS: Final = 4  # of a llama-server that is not told (engines.md 0.4)
 _LARGER: Final = {
     "llama-server": "longer prompts are refused; start it with a larger -c, which its slots share out",
     "ollama": "longer prompts are cut without a word; set OLLAMA_CONTEXT_LENGTH",
@@ -61,7 +61,7 @@ def _perhaps_shared(backend: Backend, report: EngineReport) -> str | None:
     tokens = report.context_per_slot
     if (
         report.engine != "llama-server"
-        or report.slots != _AUTOMATIC_SLOTS
+        or report.slots != AUTOMATIC_SLOTS
         or report.kv_shared
         or backend.kv_tokens is not None
         or tokens is None

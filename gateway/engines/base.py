@@ -123,6 +123,11 @@ def refuses_key(seen: Seen) -> bool:
     return any(answer is not None and answer.status == 401 for answer in seen.values())
 
 
+def never_told_slots(known: EngineReport | None) -> bool:
+    """True when nothing but a guess is known of its slots."""
+    return known is None or known.slots_assumed or known.slots is None
+
+
 def applying(*kinds: tuple[bool, str]) -> tuple[str, ...]:
     """The words of those warnings whose condition holds."""
     return tuple(words for applies, words in kinds if applies)

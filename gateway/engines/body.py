@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -84,6 +85,12 @@ def listed_models(answer: Answer | None) -> tuple[Model, ...] | None:
         if name is not None and len(found) < _MOST_MODELS:
             found.setdefault(name, Model(name, document=entry))
     return tuple(found.values())
+
+
+def loaded_models(answer: Answer | None) -> tuple[Model, ...] | None:
+    """The same list of an engine that has all its models in memory."""
+    models = listed_models(answer)
+    return None if models is None else tuple(replace(model, loaded=True) for model in models)
 
 
 def least_context(models: tuple[Model, ...] | None) -> int | None:

@@ -6,12 +6,14 @@ Both answers come from the inference thread, so they are asked for as a pair, an
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from gateway.engines.base import Answer
 from gateway.engines.body import count, objects, value_of
 from gateway.engines.prom_text import exposition, total, whole
 
-_MOST_SLOTS = 4096
+AUTOMATIC_SLOTS: Final = 4  # of a server started without --parallel (engines.md 0.4)
+MOST_SLOTS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +47,7 @@ def pool_of(slots: int | None, context: int | None, *, shared: bool) -> int | No
 
 def load_of(slots: Answer | None, metrics: Answer | None) -> LlamaLoad:
     """Reads the pair; either may be missing or switched off (501)."""
-    rows = list(objects(value_of(slots)))[:_MOST_SLOTS]
+    rows = list(objects(value_of(slots)))[:MOST_SLOTS]
     busy = [row for row in rows if row.get("is_processing") is True]
     text = exposition(metrics)
     fresh = whole(total(text, "llamacpp:prompt_tokens_total"))  # those not found in the cache

@@ -30,13 +30,11 @@ from gateway.engines.base import (
     refuses_key,
     unasked,
 )
-from gateway.engines.body import child, count, document_of, listed_models, text
-from gateway.engines.llama_load import LlamaLoad, load_of, pool_of
+from gateway.engines.body import child, count, document_of, least_context, listed_models, text
+from gateway.engines.llama_load import AUTOMATIC_SLOTS, MOST_SLOTS, LlamaLoad, load_of, pool_of
 
 _NAME: Final = "llama-server"
 _MODELS: Final = Ask("/v1/models")
-_AUTOMATIC_SLOTS: Final = 4
-_MOST_SLOTS: Final = 4096
 
 
 def is_router(props: Answer | None) -> bool:
@@ -70,19 +68,19 @@ def read(seen: Seen, known: EngineReport | None) -> EngineReport:
     props = document_of(seen.get(_of_child("props", name).path)) if name else {}
     load = _load(seen, name)
     counted = _slots(models)
-    slots = count(props.get("total_slots"), least=1, most=_MOST_SLOTS) or counted
+    slots = count(props.get("total_slots"), least=1, most=MOST_SLOTS) or counted
     if slots is None:
         slots = _told_before(known, name)
-    context = _context(models)
+    context = least_context(tuple(model for model in models if model.loaded))
     shared = name is not None and counted is None
-    most_loaded = count(own.get("max_instances"), least=1, most=_MOST_SLOTS)
-    pool = pool_of(slots or _AUTOMATIC_SLOTS, context, shared=shared) if name else None
+    most_loaded = count(own.get("max_instances"), least=1, most=MOST_SLOTS)
+    pool = pool_of(slots or AUTOMATIC_SLOTS, context, shared=shared) if name else None
     return EngineReport(
         engine=_NAME,
         state=State.UP,
         version=text(own.get("build_info")),
         models=listed,
-        slots=slots or _AUTOMATIC_SLOTS,
+        slots=slots or AUTOMATIC_SLOTS,
         slots_assumed=slots is None,
         context_per_slot=context,
         kv_tokens=pool,
@@ -160,14 +158,8 @@ def _parallel(model: Model) -> int | None:
     words = args if isinstance(args, list) else []
     for word, value in pairwise(words):
         if word in ("--parallel", "-np") and isinstance(value, str) and value.isdecimal():
-            return count(int(value[:9]), least=1, most=_MOST_SLOTS)
+            return count(int(value[:9]), least=1, most=MOST_SLOTS)
     return None
-
-
-def _context(models: tuple[Model, ...]) -> int | None:
-    told = [count(child(m.document, "meta").get("n_ctx"), least=1) for m in models if m.loaded]
-    known = [tokens for tokens in told if tokens is not None]
-    return min(known, default=None)
 
 
 def _warnings(seen: Seen, models: tuple[Model, ...], *, assumed: bool) -> tuple[str, ...]:

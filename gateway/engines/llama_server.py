@@ -29,12 +29,13 @@ from gateway.engines.base import (
     Seen,
     State,
     applying,
+    never_told_slots,
     refuses_key,
     unanswered,
     unasked,
 )
 from gateway.engines.body import child, count, document_of, listed_models, owner, text
-from gateway.engines.llama_load import load_of, pool_of
+from gateway.engines.llama_load import AUTOMATIC_SLOTS, MOST_SLOTS, load_of, pool_of
 
 NAME: Final = "llama-server"
 _HEALTH: Final = Ask("/health")
@@ -42,13 +43,12 @@ _PROPS: Final = Ask("/props")
 _MODELS: Final = Ask("/v1/models")
 _SLOTS: Final = Ask("/slots", timeout_s=5.0)
 _METRICS: Final = Ask("/metrics", timeout_s=5.0)
-_AUTOMATIC_SLOTS: Final = 4
 
 
 def recognises(seen: Seen) -> bool:
     """By the Server header, on every answer even at 401 and 503; else by what only it says of itself."""
     return (
-        any(_signed(answer) for answer in seen.values())
+        any(is_signed(answer) for answer in seen.values())
         or "total_slots" in document_of(seen.get("/props"))
         or owner(seen.get("/v1/models")) == "llamacpp"
         or is_loading(seen.get("/health"))
@@ -60,7 +60,8 @@ def is_loading(answer: Answer | None) -> bool:
     return answer is not None and answer.status == 503 and b"oading model" in answer.body[:4096]
 
 
-def _signed(answer: Answer | None) -> bool:
+def is_signed(answer: Answer | None) -> bool:
+    """By its Server header."""
     return answer is not None and answer.headers.get("server", "").startswith("llama.cpp")
 
 
@@ -101,8 +102,8 @@ def _read_single(seen: Seen, known: EngineReport | None, state: State) -> Engine
     props = document_of(seen.get("/props"))
     load = load_of(seen.get("/slots"), seen.get("/metrics"))
     models = _models(seen, asleep=state is State.SLEEPING)
-    slots = count(props.get("total_slots"), least=1, most=4096) or load.slots
-    assumed = slots is None and (known is None or known.slots_assumed or known.slots is None)
+    slots = count(props.get("total_slots"), least=1, most=MOST_SLOTS) or load.slots
+    assumed = slots is None and never_told_slots(known)
     if assumed:
         slots = 1
     context = (
@@ -155,7 +156,7 @@ def _is_shared(slots: int | None, context: int | None, models: tuple[Model, ...]
     """True when every one of the four automatic slots has the full context the model was trained for."""
     meta = child(models[0].document, "meta") if models else {}
     trained = count(meta.get("n_ctx_train"), least=1)
-    return slots == _AUTOMATIC_SLOTS and trained is not None and trained == context
+    return slots == AUTOMATIC_SLOTS and trained is not None and trained == context
 
 
 def _warnings(seen: Seen, *, assumed: bool, shared: bool) -> tuple[str, ...]:

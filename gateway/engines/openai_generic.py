@@ -26,6 +26,7 @@ from gateway.engines.base import (
     refuses_key,
 )
 from gateway.engines.body import least_context, listed_models
+from gateway.engines.llama_server import is_signed
 
 NAME: Final = "openai"
 _MODELS: Final = Ask("/v1/models")
@@ -34,8 +35,7 @@ _UNTOLD: Final = 4
 
 def recognises(seen: Seen) -> bool:
     """Anything that is not signed by llama.cpp: a port may change hands between two rounds."""
-    answers = [answer for answer in seen.values() if answer is not None]
-    return not any(answer.headers.get("server", "").startswith("llama.cpp") for answer in answers)
+    return not any(is_signed(answer) for answer in seen.values())
 
 
 def _next_ask(seen: Seen, look: Look) -> Ask | None:  # noqa: ARG001  every Engine has this shape

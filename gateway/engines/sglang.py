@@ -21,10 +21,10 @@ from gateway.engines.base import (
     Engine,
     EngineReport,
     Look,
-    Model,
     Seen,
     State,
     applying,
+    never_told_slots,
     refuses_key,
     unasked,
 )
@@ -32,7 +32,7 @@ from gateway.engines.body import (
     count,
     document_of,
     least_context,
-    listed_models,
+    loaded_models,
     number,
     objects,
     owner,
@@ -80,15 +80,15 @@ def _read(seen: Seen, known: EngineReport | None) -> EngineReport:
     loads = seen.get(_LOADS.path)
     ranks = _ranks(loads)
     metrics = exposition(seen.get("/metrics"))
-    models = listed_models(seen.get("/v1/models"))
+    models = loaded_models(seen.get("/v1/models"))
     slots = _sum(ranks, "max_running_requests", most=1 << 16) or None
-    assumed = slots is None and (known is None or known.slots_assumed or known.slots is None)
+    assumed = slots is None and never_told_slots(known)
     pool = _sum(ranks, "max_total_num_tokens") or _gauge(metrics, "sglang:max_total_num_tokens")
     return EngineReport(
         engine=NAME,
         state=state,
         version=text(document_of(loads).get("version")),
-        models=None if models is None else tuple(Model(m.id, True, (), m.document) for m in models),
+        models=models,
         slots=_UNTOLD if assumed else slots,
         slots_assumed=assumed,
         context_per_slot=least_context(models),

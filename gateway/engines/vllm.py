@@ -21,7 +21,6 @@ from gateway.engines.base import (
     Engine,
     EngineReport,
     Look,
-    Model,
     Seen,
     State,
     applying,
@@ -29,7 +28,7 @@ from gateway.engines.base import (
     unanswered,
     unasked,
 )
-from gateway.engines.body import count, document_of, least_context, listed_models, owner, text
+from gateway.engines.body import count, document_of, least_context, loaded_models, owner, text
 from gateway.engines.prom_text import exposition, labels, mean, ratio, series, total, whole
 
 NAME: Final = "vllm"
@@ -67,14 +66,14 @@ def _read(seen: Seen, known: EngineReport | None) -> EngineReport:
     metrics = exposition(seen.get("/metrics"))
     running = whole(total(metrics, "vllm:num_requests_running"), _MOST_REQUESTS)
     waiting = whole(total(metrics, "vllm:num_requests_waiting"), _MOST_REQUESTS)
-    models = listed_models(seen.get("/v1/models"))
+    models = loaded_models(seen.get("/v1/models"))
     pool = _pool(metrics)
     slots, assumed = _slots(pool, running, waiting, known)
     return EngineReport(
         engine=NAME,
         state=State.SLEEPING if _is_asleep(metrics) else State.UP,
         version=text(document_of(seen.get("/version")).get("version")),
-        models=None if models is None else tuple(Model(m.id, True, (), m.document) for m in models),
+        models=models,
         slots=slots,
         slots_assumed=assumed,
         context_per_slot=least_context(models),

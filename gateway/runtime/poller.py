@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gateway.engines.base import Engine, EngineReport, Look, State
+from gateway.engines.changes import merged
 from gateway.engines.liveness import Activity
 from gateway.runtime.probe import Failure, Findings, PollTarget, Probe, probe_once, silent_report
 
@@ -227,7 +228,7 @@ def _remember(watch: _Watch, look: Look, findings: Findings, report: EngineRepor
         watch.weighed = now
         watch.weigh_gap_s = _next_gap(watch.weigh_gap_s, engine, findings.failure)
     if report.state in (State.UP, State.SLEEPING):
-        watch.known = _filled(report, watch.known)
+        watch.known = merged(watch.known, report)
         watch.engine = engine if findings.certain else None
         return
     # A port may come back with another engine behind it, and another process forgot everything.
@@ -245,14 +246,3 @@ def _next_gap(gap: float, engine: Engine, failure: Failure | None) -> float:
     if failure is None:
         return engine.active_s
     return min(_LONGEST_WEIGH_S, max(gap, engine.active_s) * 2)
-
-
-def _filled(report: EngineReport, known: EngineReport | None) -> EngineReport:
-    """The report with the last known models and slots where it did not say."""
-    if known is None:
-        return report
-    slots = (report.slots, report.slots_assumed)
-    if report.slots is None:
-        slots = (known.slots, known.slots_assumed)
-    models = report.models if report.models is not None else known.models
-    return replace(report, models=models, slots=slots[0], slots_assumed=slots[1])
