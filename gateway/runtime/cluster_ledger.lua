@@ -57,7 +57,7 @@ if not is_late then
   if ARGV[3] ~= epoch[2] then
     for i = 10, #ARGV do if not members[ARGV[i]] then redis.call('SADD', KEYS[5], ARGV[i]) end end
   end
-  redis.call('SREM', KEYS[5], me)
+  if redis.call('SISMEMBER', KEYS[5], me) == 1 then redis.call('SREM', KEYS[5], me) end
 end
 local is_calm = now < tonumber(epoch[3]) or (not is_late and redis.call('SCARD', KEYS[5]) > 0)
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from gateway.core.dispatch import Decision, Limits, Offer, Refuse, Start
 from gateway.core.fleet import Fitness
-from gateway.core.lease import ASK_S, LEASE_S, Lease, Message, Reply
+from gateway.core.lease import ASK_S, LEASE_S, PAUSED_S, Lease, Message, Reply
 from gateway.core.lease_dispatch import LeasedDispatch
 from tests.property.lease_ledger import Ledger
 
@@ -213,7 +213,10 @@ class LeaseMachine(RuleBasedStateMachine):
                 return
             else:
                 lease.lost(now, message, gateway.dispatch.uses())
+            before = gateway.held
             gateway.lend(self.t)
+            stood_still = now - message.sent_at > ASK_S + PAUSED_S
+            assert gateway.held == before or not stood_still, "it has to ask again first"
             gateway.waits_for = None
             gateway.next_at = now + (AGAIN_S if lease.is_alone else STEP_S)
         elif now >= gateway.next_at:

@@ -1,0 +1,177 @@
+"""The ledger's script in a real Redis against its twin in Python, which the property test of the protocol runs on."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+
+import pytest
+
+from gateway.core.lease import CALM_S, LEASE_S, Claim, Message
+from gateway.runtime.cluster_ledger import Heard, Ledger, LedgerError
+from tests.fakes.redis_server import redis_server
+from tests.fakes.running import in_loop
+from tests.property import lease_ledger
+
+
+def message(sender: str, number: int, epoch: str, *peers: str, **claims: Claim) -> Message:
+    return Message(sender, number, epoch, claims, peers, 0.0)
+
+
+def claim(hold: int, ask: int, used: int = 0, slots: int = 4) -> Claim:
+    return Claim(hold, used, max(used, ask), ask, ask, slots, spare=True)
+
+
+async def past_calm(ledger: Ledger) -> str:
+    """A throwaway gateway joins, and leaves when the ledger grants again. Returns the epoch."""
+    while True:
+        probe = message("probe", round(asyncio.get_running_loop().time() * 1e6), "", b=claim(0, 1))
+        heard = await ledger.tell(probe, b"")
+        granted = heard.reply.granted["b"]
+        probe = message("probe", probe.number + 1, "", b=claim(0, 0))
+        await ledger.leave(probe)
+        if granted:
+            return heard.reply.epoch
+        await asyncio.sleep(0.05)
+
+
+@in_loop
+async def test_the_script_and_its_twin_grant_the_same() -> None:
+    rng = random.Random(7)
+    async with redis_server() as redis:
+        ledger = Ledger(redis.url)
+        twin = lease_ledger.Ledger(epoch=await past_calm(ledger))
+        numbers = dict.fromkeys("abc", 0)
+        for _ in range(300):
+            sender = rng.choice("abc")
+            numbers[sender] += rng.choice([1, 1, 1, 0])
+            hold, ask = rng.randint(0, 4), rng.randint(0, 6)
+            one = message(
+                sender,
+                numbers[sender],
+                rng.choice([twin.epoch, "", "older"]),
+                b=claim(hold, max(hold, ask), used=rng.randint(0, hold)),
+                c=claim(0, rng.randint(0, 2)),
+            )
+            expected = twin.hear(0.0, one)
+            if expected is None:
+                with pytest.raises(LedgerError):
+                    await ledger.tell(one, b"")
+                continue
+            heard = await ledger.tell(one, sender.encode())
+            assert dict(heard.reply.granted) == dict(expected.granted)
+            assert heard.reply.others == expected.others
+            assert all(words == who.encode() for who, words in heard.told.items())
+        await ledger.aclose()
+
+
+@in_loop
+async def test_an_older_message_that_comes_late_takes_nothing_back() -> None:
+    async with redis_server() as redis:
+        ledger = Ledger(redis.url)
+        epoch = await past_calm(ledger)
+        await ledger.tell(message("a", 2, epoch, b=claim(0, 3)), b"")
+        with pytest.raises(LedgerError, match="older message"):
+            await ledger.tell(message("a", 1, epoch, b=claim(0, 0)), b"")
+        heard = await ledger.tell(message("b", 1, epoch, b=claim(0, 4)), b"")
+        assert heard.reply.granted["b"] == 1
+        await ledger.aclose()
+
+
+@in_loop
+async def test_what_a_returning_gateway_has_in_flight_is_counted_though_its_lease_is_over() -> None:
+    async with redis_server() as redis:
+        ledger = Ledger(redis.url)
+        epoch = await past_calm(ledger)
+        await ledger.tell(message("a", 1, epoch, b=claim(0, 3)), b"")
+        back = await ledger.tell(message("b", 9, epoch, b=claim(4, 4, used=3)), b"")
+        assert back.reply.granted["b"] == 3
+        heard = await ledger.tell(message("a", 2, epoch, b=claim(2, 3)), b"")
+        assert heard.reply.granted["b"] == 2, "all slots are taken: nothing more is granted"
+        await ledger.aclose()
+
+
+@in_loop
+async def test_a_silent_gateway_s_slots_are_free_after_its_lease_and_before_ten_seconds() -> None:
+    async with redis_server() as redis:
+        ledger = Ledger(redis.url)
+        epoch = await past_calm(ledger)
+        clock = asyncio.get_running_loop().time
+        began, number = clock(), 0
+        await ledger.tell(message("dead", 1, epoch, b=claim(0, 4)), b"")
+        granted = 0
+        while not granted and clock() < began + 12:
+            number += 1
+            heard = await ledger.tell(message("a", number, epoch, b=claim(0, 4)), b"")
+            granted = heard.reply.granted["b"]
+            await asyncio.sleep(0.05)
+        assert LEASE_S - 0.1 < clock() - began < 10
+        await ledger.aclose()
+
+
+@in_loop
+async def test_after_a_restart_claims_hold_and_nothing_more_is_granted_before_all_are_back() -> (
+    None
+):
+    async with redis_server() as redis:
+        ledger = Ledger(redis.url)
+        epoch = await past_calm(ledger)
+        await redis.stop()
+        await redis.start()
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        first = await ledger.tell(message("a", 1, epoch, "b", b=claim(1, 4)), b"")
+        assert first.reply.granted["b"] == 1
+        new = await ledger.tell(message("new", 1, "", b=claim(0, 4)), b"")
+        assert new.reply.granted["b"] == 0
+        await asyncio.sleep(CALM_S + 0.2)
+        still = await ledger.tell(message("new", 2, new.reply.epoch, b=claim(0, 4)), b"")
+        if clock() - began < LEASE_S - 0.5:
+            assert still.reply.granted["b"] == 0, "b was known, and may be alive"
+        back = await ledger.tell(message("b", 5, epoch, "a", b=claim(2, 2)), b"")
+        assert back.reply.granted["b"] == 0 or back.reply.granted["b"] == 2
+        after = await ledger.tell(message("new", 3, new.reply.epoch, b=claim(0, 4)), b"")
+        assert sum(r.reply.granted["b"] for r in (first, back, after)) <= 4
+        await ledger.aclose()
+
+
+@in_loop
+async def test_a_redis_that_stands_still_is_given_up_in_time_and_its_late_answer_is_not_heard() -> (
+    None
+):
+    async with redis_server() as redis:
+        ledger = Ledger(redis.url)
+        epoch = await past_calm(ledger)
+        redis.signal(signal.SIGSTOP)
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        with pytest.raises(LedgerError, match="no answer within 2 s"):
+            await ledger.tell(message("a", 1, epoch, b=claim(0, 4)), b"")
+        assert clock() - began < 20
+        redis.signal(signal.SIGCONT)
+        heard: Heard = await ledger.tell(message("a", 2, epoch, b=claim(0, 2)), b"")
+        assert heard.reply.granted["b"] == 2
+        await ledger.aclose()
+
+
+@in_loop
+async def test_a_redis_that_refuses_is_told_in_its_own_words_without_the_password() -> None:
+    async with redis_server() as redis:
+        ledger = Ledger(redis.url.replace("redis://", "redis://:canary-pw@"))
+        with pytest.raises(LedgerError) as caught:
+            await ledger.tell(message("a", 1, "", b=claim(0, 4)), b"")
+        assert "canary" not in str(caught.value)
+        await ledger.aclose()
+        await redis.command("REPLICAOF", "127.0.0.1", "1")
+        ledger = Ledger(redis.url)
+        with pytest.raises(LedgerError, match=r"(?i)read.?only"):
+            await ledger.tell(message("a", 1, "", b=claim(0, 4)), b"")
+        await redis.command("REPLICAOF", "NO", "ONE")
+        await ledger.tell(message("a", 1, "", b=claim(0, 4)), b"")
+        await redis.command("CONFIG", "SET", "maxmemory", "1")
+        with pytest.raises(LedgerError, match=r"(?i)OOM|memory"):
+            await ledger.tell(message("a", 2, "", b=claim(0, 4)), b"")
+        await redis.command("CONFIG", "SET", "maxmemory", "0")
+        await ledger.tell(message("a", 3, "", b=claim(0, 4)), b"")
+        await ledger.aclose()
