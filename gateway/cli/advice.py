@@ -6,11 +6,10 @@ Law of this file: no word about what is as it should be, and none that the confi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
 
-from gateway.core.config import Backend
+from gateway.core.config import Backend, is_loopback
 from gateway.engines.base import EngineReport, State
 from gateway.engines.llama_load import AUTOMATIC_SLOTS
 
@@ -75,7 +74,7 @@ def _perhaps_shared(backend: Backend, report: EngineReport) -> str | None:
 
 def _openness(backend: Backend, report: EngineReport) -> str | None:
     host = urlsplit(backend.url).hostname or ""
-    if backend.api_key is not None or _is_here(host):
+    if backend.api_key is not None or host.endswith(".localhost") or is_loopback(host):
         return None
     what = _OPEN.get(report.engine, "use it past the gateway")
     return f"whoever can reach {host} may {what}"
@@ -85,12 +84,3 @@ def _later(_backend: Backend, report: EngineReport) -> str | None:
     if report.state is State.SLEEPING:
         return "it sleeps; its next request waits until it has woken"
     return None if report.state is State.UP else f"it is {report.state.value} and will serve later"
-
-
-def _is_here(host: str) -> bool:
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -7,10 +7,10 @@ loopback address (DNS rebinding) is met by the latter.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Collection
 from typing import Final
 
+from gateway.core.config import is_loopback
 from gateway.core.errors import GatewayError, Headers
 
 EXPOSED: Final = (
@@ -81,12 +81,7 @@ def _is_this_machine(host: str) -> bool:
     elif name.count(":") == 1:
         name = name.partition(":")[0]
     name = name.rstrip(".")
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
+    return name.endswith(".localhost") or is_loopback(name)
 
 
 def _shown(value: bytes) -> str:

@@ -44,10 +44,7 @@ def read_keys(path: Path) -> tuple[Key, ...]:
 
 
 class KeyStore:
-    """The keys in use. Owner of the present ring and of what the file was like when it was read.
-
-    `reload` may run in a thread: a large file takes a while, and `ring` is replaced in one step.
-    """
+    """The keys of one file as it was when it was read. `runtime.reload` notices a change; then another is made."""
 
     def __init__(self, path: str | Path) -> None:
         """Reads the file; a missing one is a ring without keys, which refuses everybody.
@@ -55,27 +52,7 @@ class KeyStore:
         Raises ConfigErrors.
         """
         self.path = Path(path)
-        self._stamp = _stamp(self.path)
-        self._ring = KeyRing(read_keys(self.path))
-
-    @property
-    def ring(self) -> KeyRing:
-        return self._ring
-
-    def has_changed(self) -> bool:
-        """Whether the file is another one than at the last attempt to read it: one `stat`."""
-        return _stamp(self.path) != self._stamp
-
-    def reload(self) -> bool:
-        """Read the file again; true if the keys are others now. A bad file changes nothing.
-
-        A file that is gone leaves no keys: keys fail closed. Raises ConfigErrors.
-        """
-        self._stamp = _stamp(self.path)  # first: a change while reading is seen next time
-        ring = KeyRing(read_keys(self.path))
-        changed = ring != self._ring
-        self._ring = ring
-        return changed
+        self.ring = KeyRing(read_keys(self.path))
 
 
 class NameTakenError(Exception):
@@ -163,11 +140,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        now = path.stat()
-    except OSError:
-        return None
-    return (now.st_mtime_ns, now.st_ino, now.st_size)

@@ -236,52 +236,6 @@ def test_commands_at_the_same_time_lose_no_key(tmp_path: Path) -> None:
     assert names == {f"writer{number}.{n}" for number in range(4) for n in range(5)}
 
 
-# -- reloading
-
-
-def test_a_reload_takes_new_keys_and_drops_revoked_ones(tmp_path: Path) -> None:
-    file = tmp_path / "keys.yaml"
-    add(file, key("alice"))
-    store = KeyStore(file)
-    assert not store.has_changed()
-    assert not store.reload()
-    add(file, key("bob"))
-    assert store.has_changed()
-    assert store.ring.find(("sk-bob",), NOW) is Refusal.UNKNOWN
-    assert store.reload()
-    assert store.ring.find(("sk-bob",), NOW) == key("bob")
-    revoke(file, "alice")
-    assert store.reload()
-    assert store.ring.find(("sk-alice",), NOW) is Refusal.UNKNOWN
-    assert not store.has_changed()
-
-
-def test_a_bad_file_changes_nothing_and_is_reported_once(tmp_path: Path) -> None:
-    file = tmp_path / "keys.yaml"
-    add(file, key("alice"))
-    store = KeyStore(file)
-    write(file, "- name: [")
-    assert store.has_changed()
-    with pytest.raises(ConfigErrors):
-        store.reload()
-    assert store.ring.find(("sk-alice",), NOW) == key("alice")
-    assert not store.has_changed()
-
-
-def test_a_file_that_is_gone_closes_the_gateway_until_it_is_back(tmp_path: Path) -> None:
-    file = tmp_path / "keys.yaml"
-    add(file, key("alice"))
-    store = KeyStore(file)
-    file.unlink()
-    assert store.has_changed()
-    assert store.reload()
-    assert store.ring.find(("sk-alice",), NOW) is Refusal.UNKNOWN
-    add(file, key("alice"))
-    assert store.has_changed()
-    assert store.reload()
-    assert store.ring.find(("sk-alice",), NOW) == key("alice")
-
-
 names = st.text("ABCxyz019._-", min_size=1, max_size=64)
 moments = st.datetimes(datetime(2020, 1, 1), datetime(2090, 1, 1), timezones=st.just(UTC))  # noqa: DTZ001
 keys = st.builds(
