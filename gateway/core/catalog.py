@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
+from gateway.core.config import ModelAlias
 from gateway.core.errors import GatewayError
 
 OTHER, NONE = "other", "none"  # metric labels for a model that is not known, and for none given
@@ -23,13 +24,6 @@ class Listing:
     models: Mapping[str, Mapping[str, Any]]
     paths: frozenset[str] | None = None  # API paths it is known to have; None: not known
     latest: bool = False  # Ollama: `x` is `x:latest`
-
-
-@dataclass(frozen=True, slots=True)
-class Alias:
-    name: str
-    ids: tuple[str, ...]
-    fallback: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +74,18 @@ class Catalog:
 
     @classmethod
     def build(
-        cls, listings: Mapping[str, Listing], aliases: tuple[Alias, ...], default: str | None
+        cls, listings: Mapping[str, Listing], aliases: Mapping[str, ModelAlias], default: str | None
     ) -> Catalog:
         """One pool for each id, and one for each alias; an alias hides an id of the same name."""
         pools: dict[str, Pool] = {}
         for name in sorted({i for listing in listings.values() for i in listing.models}):
             pools[name] = _pool(name, (name,), listings)
         ids = list(pools)
-        for alias in aliases:
-            pool = _pool(alias.name, alias.ids, listings)
-            pools[alias.name] = replace(pool, fallback=alias.fallback, is_alias=True)
+        for name, alias in aliases.items():
+            pool = _pool(name, alias.ids, listings)
+            pools[name] = replace(pool, fallback=alias.fallback, is_alias=True)
         if default is None:
-            default = _only([alias.name for alias in aliases] or _own_ids(ids, listings))
+            default = _only(list(aliases) or _own_ids(ids, listings))
         return cls(pools, dict(listings), default)
 
     def serving(self, path: str) -> Catalog:

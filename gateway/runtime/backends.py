@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from gateway.core.catalog import Alias, Catalog
+from gateway.core.catalog import Catalog
 from gateway.core.config import Backend as Settings
 from gateway.core.config import Config
 from gateway.core.dispatch import Decision
@@ -262,11 +262,9 @@ class Backends:
         self._dispatcher.dispatch.hold(name, memory, asked_at=now - report.age_s)
 
     def _rebuild(self) -> None:
-        aliases = tuple(
-            Alias(name, alias.ids, alias.fallback) for name, alias in self._config.models.items()
-        )
+        config = self._config
         listings = {name: listing_of(known) for name, known in self.known.items()}
-        self.catalog = Catalog.build(listings, aliases, self._config.default_model)
+        self.catalog = Catalog.build(listings, config.models, config.default_model)
 
     def _tell(self, name: str, before: EngineReport | None, report: EngineReport) -> None:
         """One line for each change that an operator may wonder about later."""

@@ -6,12 +6,17 @@ from collections.abc import Mapping
 
 import pytest
 
-from gateway.core.catalog import Alias, Catalog, Listing
+from gateway.core.catalog import Catalog, Listing
+from gateway.core.config import ModelAlias
 from gateway.core.errors import GatewayError
 
 
 def catalog(
-    served: Mapping[str, str], *aliases: Alias, default: str | None = None, ollama: str = ""
+    served: Mapping[str, str],
+    aliases: Mapping[str, ModelAlias] | None = None,
+    *,
+    default: str | None = None,
+    ollama: str = "",
 ) -> Catalog:
     """`served`: the models of each backend, with spaces between; `ollama`: the backends of that kind."""
     listings = {
@@ -20,7 +25,7 @@ def catalog(
         )
         for name, models in served.items()
     }
-    return Catalog.build(listings, aliases, default)
+    return Catalog.build(listings, aliases or {}, default)
 
 
 def find(
@@ -47,7 +52,7 @@ def test_a_model_is_served_by_all_backends_that_list_it() -> None:
 
 def test_an_alias_is_all_backends_of_its_ids_and_each_is_told_its_own() -> None:
     found = catalog(
-        {"a": "qwen", "b": "qwen:30b", "c": "other"}, Alias("coder", ("qwen", "qwen:30b"))
+        {"a": "qwen", "b": "qwen:30b", "c": "other"}, {"coder": ModelAlias(("qwen", "qwen:30b"))}
     )
     pool = found.resolve("coder", None, lambda _: True)
     assert pool.is_alias
@@ -56,43 +61,43 @@ def test_an_alias_is_all_backends_of_its_ids_and_each_is_told_its_own() -> None:
 
 
 def test_a_backend_that_has_several_ids_of_an_alias_is_told_the_first() -> None:
-    found = catalog({"a": "big small"}, Alias("any", ("small", "big")))
+    found = catalog({"a": "big small"}, {"any": ModelAlias(("small", "big"))})
     assert found.resolve("any", None, lambda _: True).ids["a"] == "small"
 
 
 def test_an_alias_hides_an_id_of_its_name() -> None:
-    found = catalog({"a": "x", "b": "y"}, Alias("x", ("y",)))
+    found = catalog({"a": "x", "b": "y"}, {"x": ModelAlias(("y",))})
     assert find(found, "x") == ("x", "b")
 
 
 def test_the_fallback_serves_only_while_no_backend_of_the_ids_is_up() -> None:
-    aliases = Alias("big", ("x",), fallback="small"), Alias("small", ("y",))
-    found = catalog({"a": "x", "b": "y"}, *aliases)
+    aliases = {"big": ModelAlias(("x",), fallback="small"), "small": ModelAlias(("y",))}
+    found = catalog({"a": "x", "b": "y"}, aliases)
     assert find(found, "big", up="ab") == ("big", "a")
     assert find(found, "big", up="b") == ("small", "b")
     assert find(found, "big", up="") == ("small", "b")
 
 
 def test_fallbacks_that_point_at_each_other_end() -> None:
-    aliases = Alias("one", ("x",), fallback="two"), Alias("two", ("y",), fallback="one")
-    found = catalog({"a": "x", "b": "y"}, *aliases)
+    aliases = {"one": ModelAlias(("x",), fallback="two"), "two": ModelAlias(("y",), fallback="one")}
+    found = catalog({"a": "x", "b": "y"}, aliases)
     assert find(found, "one", up="")[0] in {"one", "two"}
 
 
 def test_a_fallback_that_nobody_serves_leaves_the_model_as_it_is() -> None:
-    found = catalog({"a": "x"}, Alias("big", ("x",), fallback="nowhere"))
+    found = catalog({"a": "x"}, {"big": ModelAlias(("x",), fallback="nowhere")})
     assert find(found, "big", up="") == ("big", "a")
 
 
 def test_an_alias_of_which_no_backend_is_known_falls_back_too() -> None:
-    found = catalog({"b": "y"}, Alias("big", ("x",), fallback="y"))
+    found = catalog({"b": "y"}, {"big": ModelAlias(("x",), fallback="y")})
     assert find(found, "big") == ("y", "b")
 
 
 def test_no_model_means_the_only_one_or_the_default() -> None:
     assert find(catalog({"a": "x", "b": "x"}), None) == ("x", "ab")
     assert find(catalog({"a": "x", "b": "y"}, default="y"), None) == ("y", "b")
-    assert find(catalog({"a": "x y"}, Alias("z", ("x",))), None) == ("z", "a")
+    assert find(catalog({"a": "x y"}, {"z": ModelAlias(("x",))}), None) == ("z", "a")
     error = refusal(catalog({"a": "x y"}), None)
     assert (error.key, error.param) == ("model_not_found", "model")
     assert "x, y" in error.message
@@ -111,7 +116,7 @@ def test_the_nearest_name_is_one_that_the_key_may_use() -> None:
 
 
 def test_a_model_that_the_key_may_not_use_is_a_403() -> None:
-    found = catalog({"a": "x y"}, Alias("z", ("x",)))
+    found = catalog({"a": "x y"}, {"z": ModelAlias(("x",))})
     assert refusal(found, "x", {"y"}).key == "model_not_allowed"
     assert find(found, "z", {"z"}) == ("z", "a"), "an alias is a name of its own"
     assert refusal(found, "x", {"z"}).key == "model_not_allowed"
@@ -160,11 +165,11 @@ def test_only_the_part_of_a_pool_that_has_a_path_is_asked_unless_none_is_known_t
         "b": listing("b", {"/v1/embeddings"}),
         "c": listing("c", None),
     }
-    found = Catalog.build(listings, (), None)
+    found = Catalog.build(listings, {}, None)
     pool = found.pools["x"]
     assert pool.having("/v1/messages", listings).backends == {"a", "c"}
     only = {name: listings[name] for name in "ab"}
-    pool = Catalog.build(only, (), None).pools["x"]
+    pool = Catalog.build(only, {}, None).pools["x"]
     assert pool.having("/v1/rerank", only).backends == {"a", "b"}
 
 
