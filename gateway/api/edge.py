@@ -225,7 +225,8 @@ class Edge(asyncio.Protocol):
             return
         if cycle is None or not cycle.started:
             is_head = cycle is not None and cycle.is_head
-            self.transport.write(refusal(error, self.reader.url, is_head=is_head))
+            reader = self.reader
+            self.transport.write(refusal(error, reader.url, reader.headers, is_head=is_head))
         if cycle is None:
             self._on_refused[0](error)
         else:

@@ -6,8 +6,9 @@ from http import HTTPStatus
 from typing import Final
 from uuid import uuid4
 
-from gateway.core.errors import Family, GatewayError, body_of, headers_of, status_of
-from gateway.core.routes import family_of, normal
+from gateway.core.errors import Family, GatewayError, Headers, body_of, headers_of, status_of
+from gateway.core.headers import own_request_id
+from gateway.core.routes import family_of, meaning_of
 
 
 def _status_line(status: int) -> bytes:
@@ -21,13 +22,17 @@ def _status_line(status: int) -> bytes:
 STATUS_LINES: Final = {status: _status_line(status) for status in range(200, 600)}
 
 
-def refusal(error: GatewayError, target: bytes, *, is_head: bool = False) -> bytes:
+def refusal(
+    error: GatewayError, target: bytes, headers: Headers | None = None, *, is_head: bool = False
+) -> bytes:
     """The whole response, which also says that the connection closes.
 
-    `target` is the request target as far as it is known: it decides in which family's form the error is.
+    `target` is the request target as far as it is known: it decides in which family's form the error is. `headers`
+    are those that have come, with names in lower case: the client's own id for the request may be among them.
     """
-    family = family_of(normal(target.partition(b"?")[0].decode("latin-1")))
-    request_id = f"req_{uuid4().hex}"
+    path = meaning_of(target.partition(b"?")[0], key_in_path=True).path
+    family = family_of(path)
+    request_id = own_request_id(headers or []) or f"req_{uuid4().hex}"
     status = status_of(error, family)
     body = body_of(error, family, request_id)
     lines = [STATUS_LINES[status]]

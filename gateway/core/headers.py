@@ -13,6 +13,8 @@ from urllib.parse import unquote_to_bytes
 
 Header = tuple[bytes, bytes]
 
+MAX_REQUEST_ID: Final = 128  # characters
+
 # RFC 9110 section 7.6.1, and what older peers treat likewise.
 _HOP: Final = frozenset(
     {
@@ -72,6 +74,15 @@ _NOT_DOWNSTREAM: Final = _HOP | {
 _NOT_DOWNSTREAM_PREFIXES: Final = (b"access-control-", b"x-slotgate-")
 
 _USUAL_OPTIONS: Final = frozenset({b"close", b"keep-alive", b""})
+
+
+def own_request_id(headers: Iterable[Header]) -> str | None:
+    """The id that the client gave its request, if it is at most 128 printable characters."""
+    value = next((value for name, value in headers if name == b"x-request-id"), b"")
+    if not (0 < len(value) <= MAX_REQUEST_ID and value.isascii()):
+        return None
+    text = value.decode()
+    return text if text.isprintable() else None
 
 
 def to_upstream(

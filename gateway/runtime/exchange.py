@@ -18,12 +18,12 @@ from gateway.core.errors import (
     status_of,
     stream_event,
 )
+from gateway.core.headers import own_request_id
 from gateway.core.keys import Key
 from gateway.core.routes import Route
 from gateway.runtime.body import BodyLimit, check_headers, decoded, receive_all
 from gateway.runtime.disconnect import EXTENSION
 
-MAX_REQUEST_ID = 128
 EVENT_STREAM = b"text/event-stream"
 NDJSON = b"application/x-ndjson"
 STREAM_HEADERS: Headers = [
@@ -84,7 +84,7 @@ class Exchange:
         self.method: str = scope["method"]
         self.query: bytes = scope["query_string"]
         self.headers: Headers = scope["headers"]
-        self.request_id = _request_id(self.headers)
+        self.request_id = own_request_id(self.headers) or _fresh_id()
         self.received_at = 0.0
         self._codings: tuple[str, ...] = ()  # of the request body
         self.started = False
@@ -212,13 +212,5 @@ class Exchange:
         return [(b"x-request-id", value)]
 
 
-def _request_id(headers: Headers) -> str:
-    """The client's own, if it is at most 128 printable characters; else a fresh one."""
-    for name, value in headers:
-        if name == b"x-request-id":
-            if 0 < len(value) <= MAX_REQUEST_ID and value.isascii():
-                text = value.decode()
-                if text.isprintable():
-                    return text
-            break
+def _fresh_id() -> str:
     return f"req-{getrandbits(64):016x}"  # unique is enough: it opens nothing
