@@ -182,17 +182,22 @@ def stream_event(error: GatewayError, family: Family, request_id: str, *, respon
     if family is Family.ANTHROPIC:
         return b"event: error\ndata: " + body_of(error, family, request_id) + b"\n\n"
     if responses:
-        failed = {
-            "type": "response.failed",
-            "response": {
-                "id": f"resp_{request_id}",
-                "object": "response",
-                "status": "failed",
-                "error": {"code": error.situation.code, "message": error.message},
-            },
-        }
-        return b"event: response.failed\ndata: " + json.dumps(failed).encode() + b"\n\n"
+        return response_failed(request_id, error.situation.code, error.message)
     return b"data: " + body_of(error, family, request_id) + b"\n\n"
+
+
+def response_failed(request_id: str, code: str, message: str) -> bytes:
+    """How the Responses wire tells that nothing more will come."""
+    failed = {
+        "type": "response.failed",
+        "response": {
+            "id": f"resp_{request_id}",
+            "object": "response",
+            "status": "failed",
+            "error": {"code": code, "message": message},
+        },
+    }
+    return b"event: response.failed\ndata: " + json.dumps(failed).encode() + b"\n\n"
 
 
 def _document(error: GatewayError, family: Family, request_id: str) -> dict[str, object]:

@@ -17,12 +17,16 @@ from gateway.core.errors import GatewayError
 MOST_MEMBERS: Final = 1024  # at the top level; no API has a tenth of it
 MANY_COMMAS: Final = 50_000  # more may mean millions of tiny elements: none is listed one by one
 SMALL: Final = 64 * 1024  # bytes: too few for the elements in it to matter
+UNREADABLE: Final = (
+    msgspec.MsgspecError,
+    ValueError,
+    RecursionError,
+)  # what bytes that are not JSON raise
 MOST_PATCHES: Final = 100_000  # of a kind; a body with more oddities than that is refused
 
 Span: TypeAlias = tuple[int, int]
 Value: TypeAlias = msgspec.Raw | memoryview  # the bytes of one JSON value, not copied
 
-_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 _WS: Final = rb"[ \t\r\n]*+"
 _KEY = re.compile(
     _WS + rb"[{,]" + _WS + rb'("[^"\\]*+(?:\\.[^"\\]*+)*+")' + _WS + rb":" + _WS, re.DOTALL
@@ -126,7 +130,7 @@ def text_of(value: Value) -> str | None:
     """The string that these JSON bytes are, lone surrogates replaced; None if they are something else."""
     try:
         return _strict_text(value)
-    except _UNREADABLE:
+    except UNREADABLE:
         pass
     try:
         text = json.loads(bytes(value))
@@ -145,13 +149,13 @@ def _measured(body: bytes, *, few: bool) -> tuple[bytes, dict[str, msgspec.Raw]]
     decode = _all_members if few else _large_of
     try:
         return body, decode(body)
-    except _UNREADABLE as strict:
+    except UNREADABLE as strict:
         patched = tolerable(body)
         if patched == body:
             raise _invalid(strict) from None
     try:
         return patched, decode(patched)
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise _invalid(error) from None
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.core.json_scan import Value, equals, tolerable
+from gateway.core.json_scan import UNREADABLE, Value, equals, tolerable
 from gateway.core.wire import Wire
 
 IMAGE_BYTES: Final = 4096  # what an inline image or file counts: about a thousand tokens
@@ -43,7 +43,6 @@ _ORDER: Final[Mapping[Wire, tuple[tuple[str, ...], str, tuple[str, ...]]]] = {
 _BASE64 = re.compile(rb"[A-Za-z0-9+/=]{256}")  # 256 in a row: no prose, no hash, no minified code
 _FIRST_ELEMENT = re.compile(rb"\[[ \t\r\n]*+(.)", re.DOTALL)
 _GAP = re.compile(rb"[ \t\r\n]*+[\[,][ \t\r\n]*+")
-_UNREADABLE = (msgspec.MsgspecError, RecursionError)
 _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
@@ -109,11 +108,11 @@ def _split(listed: Value) -> list[Piece]:
     """The elements of a list. One that only lenient parsers accept lends its lengths from a strict copy."""
     try:
         return [memoryview(element) for element in _elements(listed)]
-    except _UNREADABLE:
+    except UNREADABLE:
         view = memoryview(listed)
     try:
         elements = _elements(tolerable(bytes(listed)))
-    except _UNREADABLE:
+    except UNREADABLE:
         return [view]
     pieces: list[Piece] = []
     at = 0

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from gateway.core.json_scan import Span, Value, equals, members, text_of, top_level
+from gateway.core.json_scan import UNREADABLE, Span, Value, equals, members, text_of, top_level
 from gateway.core.prompt import Piece, permits_of_prompt, pieces_of, prompt_bytes_of
 from gateway.core.wire import Wire
 
@@ -150,5 +150,5 @@ def _num_predict(options: Value) -> Value | None:
     """Ollama's limit; None if the options have none or are no object."""
     try:
         return _options(options).num_predict or None
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         return None

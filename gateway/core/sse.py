@@ -6,10 +6,8 @@ it counts as an event and otherwise ignores. Its answers do not depend on how th
 
 from __future__ import annotations
 
-import msgspec
-
 from gateway.core.figures import WHOLE, Timings, Usage
-from gateway.core.json_scan import tolerable
+from gateway.core.json_scan import UNREADABLE, tolerable
 from gateway.core.stream_blocks import CR, Blocks, Cut
 from gateway.core.stream_typed import MessagesReader, ResponsesReader
 from gateway.core.stream_wires import NativeReader, OllamaReader, OpenAIReader, Reader
@@ -18,8 +16,6 @@ from gateway.core.wire import Wire
 __all__ = ["Tap", "Timings", "Usage", "Wire"]
 
 LF = 10  # as a number: `in` is then a plain memchr, six times faster than for a bytes operand
-
-_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 class Tap:
@@ -62,7 +58,7 @@ class Tap:
             self.events += 1
             try:
                 content: int = self._read(payload, b"")
-            except _UNREADABLE:
+            except UNREADABLE:
                 content = self._second_look(payload, b"")
         else:
             content = sum(map(self._block, self._blocks.feed(data)))
@@ -139,7 +135,7 @@ class Tap:
         self.events += 1
         try:
             return self._read(payload, name)
-        except _UNREADABLE:
+        except UNREADABLE:
             return self._second_look(payload, name)
 
     def _second_look(self, payload: bytes, name: bytes) -> bool:
@@ -149,7 +145,7 @@ class Tap:
             return False
         try:
             return self._read(tolerable(payload.decode("utf-8", "replace").encode()), name)
-        except _UNREADABLE:
+        except UNREADABLE:
             return False
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from gateway.core.errors import Headers
+from gateway.core.json_scan import UNREADABLE
 from gateway.engines.base import Answer as Page
 from gateway.engines.llama_server import is_loading
 from gateway.runtime.upstream import Response
@@ -76,7 +77,7 @@ def _refusal_in(data: bytes) -> Restated | None:
         return None
     try:
         document: Any = msgspec.json.decode(event[5:])
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+    except UNREADABLE:
         return None
     error = document.get("error") if isinstance(document, dict) else None
     code = error.get("code") if isinstance(error, dict) else None

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from gateway.core.errors import Family
+from gateway.core.errors import Family, response_failed
+from gateway.core.json_scan import UNREADABLE
 
 MOST_TEXT: Final = 2048  # characters of an error page that is no JSON
 
@@ -31,16 +32,7 @@ def refusal_event(
         return b"event: error\ndata: " + json.dumps(document).encode() + b"\n\n"
     if responses:
         code = error.get("code") or error.get("type") or status
-        document = {
-            "type": "response.failed",
-            "response": {
-                "id": f"resp_{request_id}",
-                "object": "response",
-                "status": "failed",
-                "error": {"code": str(code), "message": error["message"]},
-            },
-        }
-        return b"event: response.failed\ndata: " + json.dumps(document).encode() + b"\n\n"
+        return response_failed(request_id, str(code), error["message"])
     return b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
 
 
@@ -48,7 +40,7 @@ def _error_in(status: int, body: bytes) -> dict[str, Any]:
     """The engine's error object; always with a `message`. Engines also send a bare text, a bare object, or a page."""
     try:
         document = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+    except UNREADABLE:
         document = None
     found = document.get("error", document) if isinstance(document, dict) else None
     if isinstance(found, dict) and isinstance(found.get("message"), str):
