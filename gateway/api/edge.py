@@ -22,6 +22,7 @@ from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
 from gateway.api import tcp
 from gateway.api.cycle import App, Cycle
 from gateway.api.edge_settings import EdgeSettings
+from gateway.api.intake import Intake
 from gateway.api.reader import RequestReader
 from gateway.api.refusal import refusal
 from gateway.api.waiting import Outflow, Watch
@@ -85,9 +86,7 @@ class Edge(asyncio.Protocol):
         self._phase = _READING
         self._stopping = False
         self._head_timed = False
-        self._backlog = b""  # raw bytes behind the request in progress
-        self._dropped = 0  # bytes read for nobody, since the answer
-        self._read_paused = False
+        self._intake: Intake = None  # type: ignore[assignment]  # until connection_made
 
     # -- what the transport calls
 
@@ -95,6 +94,7 @@ class Edge(asyncio.Protocol):
         self.transport = cast("asyncio.Transport", transport)
         cast("set[object]", self.server_state.connections).add(self)
         tcp.set_options(transport)
+        self._intake = Intake(self.transport)
         self._watch = Watch(self.loop, self.transport, self._expire, self.abort)
         self._ends = {
             "scheme": "https" if is_ssl(self.transport) else "http",
@@ -108,9 +108,7 @@ class Edge(asyncio.Protocol):
         if phase is _READING:
             self._read(data)
         elif phase is _BUSY:
-            self._backlog += data
-            if len(self._backlog) > self.settings.backlog_bytes:
-                self._pause_reading()
+            self._intake.hold(data, self.settings.backlog_bytes)
         elif phase is _LINGER:
             self._drop(len(data))
 
@@ -125,7 +123,7 @@ class Edge(asyncio.Protocol):
         cast("set[object]", self.server_state.connections).discard(self)
         cycle, self.cycle = self.cycle, None
         self._phase = _CLOSED
-        self._backlog = b""
+        self._intake.take()
         self.reader.close()
         self._watch.stop()
         if cycle is not None:
@@ -170,7 +168,7 @@ class Edge(asyncio.Protocol):
             return
         cycle.feed(data)
         if cycle.held > self.settings.body_high_water:
-            self._pause_reading()
+            self._intake.pause()
 
     def on_request_end(self) -> None:
         cycle = self.cycle
@@ -182,7 +180,7 @@ class Edge(asyncio.Protocol):
         self._phase = _BUSY
         self._watch.nothing()
         cycle.end_body(self.loop.time())
-        self._resume_reading()  # to see the client leave
+        self._intake.resume()  # to see the client leave
 
     # -- what the cycle calls
 
@@ -192,7 +190,7 @@ class Edge(asyncio.Protocol):
             cycle.awaits_continue = False
             if not cycle.started:
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._resume_reading()
+        self._intake.resume()
         self._watch.within(self.settings.body_silence_s)
 
     def can_drain(self, cycle: Cycle) -> bool:
@@ -206,13 +204,12 @@ class Edge(asyncio.Protocol):
             self._linger()
         elif self._phase is _BUSY:
             self._rest()
-            self._resume_reading()
-            if self._backlog:
-                data, self._backlog = self._backlog, b""
-                self._read(data)
+            self._intake.resume()
+            if self._intake.backlog:
+                self._read(self._intake.take())
         else:
-            self._dropped = 0
-            self._resume_reading()
+            self._intake.answered()
+            self._intake.resume()
             self._watch.within(self.settings.drain_s)
 
     def refuse(self, error: GatewayError) -> None:
@@ -272,19 +269,8 @@ class Edge(asyncio.Protocol):
             self._watch.within(self.settings.headers_s)
 
     def _drop(self, count: int) -> None:
-        self._dropped += count
-        if self._dropped > self.settings.drain_bytes:
+        if self._intake.drop(count, self.settings.drain_bytes):
             self._close()
-
-    def _pause_reading(self) -> None:
-        if not self._read_paused:
-            self._read_paused = True
-            self.transport.pause_reading()
-
-    def _resume_reading(self) -> None:
-        if self._read_paused:
-            self._read_paused = False
-            self.transport.resume_reading()
 
     # -- helpers: phases
 
@@ -301,8 +287,8 @@ class Edge(asyncio.Protocol):
         has_all = self._phase is _BUSY
         self._phase = _LINGER
         self.cycle = None
-        self._backlog = b""
-        self._dropped = 0
+        self._intake.take()
+        self._intake.answered()
         if self.transport.is_closing():
             return
         if self.transport.can_write_eof():
@@ -310,7 +296,7 @@ class Edge(asyncio.Protocol):
         elif has_all:  # TLS has no half-close
             self._close()
             return
-        self._resume_reading()
+        self._intake.resume()
         self._watch.within(self.settings.drain_s)
 
     def _close(self) -> None:
@@ -321,7 +307,7 @@ class Edge(asyncio.Protocol):
         """What is unsent goes on its way, but not for ever."""
         self._phase = _CLOSED
         self.cycle = None
-        self._backlog = b""
+        self._intake.take()
         self._watch.nothing()
         self._watch.stalled(self.settings.write_stall_s or _UNSENT_S)
 

@@ -379,7 +379,7 @@ async def test_what_follows_a_request_in_progress_is_bounded() -> None:
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asyncio.shield(flood), 0.5)
         connection = next(iter(server._state.connections))
-        assert len(connection._backlog) < 65_536 + 262_144 + 1  # type: ignore[attr-defined]
+        assert len(connection._intake.backlog) < 65_536 + 262_144 + 1  # type: ignore[attr-defined]
         release.set()
         for _ in range(1000):
             assert (await client.response()).status == 200
