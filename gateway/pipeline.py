@@ -89,7 +89,9 @@ class Pipeline:
                         Forward(outgoing, place, record, self.backends, self.metrics) as response,
                     ):
                         del body, request, outgoing  # the prompt, while its answer may take long
-                        answer = await self._heard(response, place.backend, route)
+                        answer = response
+                        if response.status >= 400:
+                            answer = await self._heard(response, place.backend, route)
                         await relay(answer, exchange, route, record)
                         place.finished(served=response.status < 400, usage=record.usage)
 
@@ -206,7 +208,8 @@ class Pipeline:
         return EarlyHead(exchange, route.wire, after_s)
 
     def _offer(self, request: ParsedRequest, key: Key, pool: Pool, exchange: Exchange) -> Offer:
-        pieces = request.pieces if self._has_affinity(exchange) else ()
+        makes_text = _makes_text(exchange)
+        pieces = request.pieces if makes_text and self.config.routing.affinity else ()
         return Offer(
             ticket=self.dispatcher.ticket(),
             key=key.name,
@@ -218,17 +221,9 @@ class Pipeline:
             prompt_bytes=request.prompt_bytes,
             conversation=conversation_of(exchange.headers, request.prompt_cache_key, pieces),
             chain=chain_of(pieces, pool.name) if pieces else EMPTY,
-            max_tokens=request.max_tokens if self._makes_text(exchange) else 0,
+            max_tokens=request.max_tokens if makes_text else 0,
             ids=pool.ids,
         )
-
-    def _has_affinity(self, exchange: Exchange) -> bool:
-        return self.config.routing.affinity and self._makes_text(exchange)
-
-    @staticmethod
-    def _makes_text(exchange: Exchange) -> bool:
-        """Embeddings and the like leave nothing in a cache, and make no tokens."""
-        return exchange.route is not None and exchange.route.wire is not Wire.JSON
 
     def _outgoing(
         self, route: Route, pool: Pool, request: ParsedRequest, body: bytes, record: Record
@@ -242,3 +237,8 @@ class Pipeline:
             deadlines=self.deadlines,
             keep_id_slot=self.config.routing.keep_id_slot,
         )
+
+
+def _makes_text(exchange: Exchange) -> bool:
+    """Embeddings and the like leave nothing in a cache, and make no tokens."""
+    return exchange.route is not None and exchange.route.wire is not Wire.JSON

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from gateway.api.refusal import STATUS_LINES
 from gateway.core.errors import GatewayError
@@ -31,8 +32,7 @@ _OURS: Final = frozenset(
 _log = logging.getLogger("slotgate.edge")
 
 
-@dataclass(slots=True, eq=False)
-class Cycle:
+class Cycle(msgspec.Struct, eq=False):
     """A request in progress and its answer. Owned by its Edge; the app sees it as scope["extensions"]["slotgate.edge"].
 
     For the app: `gone` (the client left, or `abort` was called, before the answer was complete),
@@ -46,7 +46,7 @@ class Cycle:
     takes_chunks: bool  # false for HTTP/1.0: framed by closing
     keep_alive: bool
     awaits_continue: bool
-    pieces: list[bytes] = field(default_factory=list)
+    pieces: list[bytes] = []
     held: int = 0  # bytes in `pieces`
     body_complete: bool = False
     received_at: float | None = None
@@ -57,7 +57,7 @@ class Cycle:
     task: asyncio.Task[None] | None = None
     _taken: bool = False  # the app has been given the end of the body
     _callback: Callable[[], object] | None = None
-    _waiters: list[asyncio.Future[None]] = field(default_factory=list)
+    _waiters: list[asyncio.Future[None]] = []
     _head: bytes = b""
     _bodiless: bool = False
     _chunked: bool = False

@@ -7,9 +7,10 @@ by message) are cut one by one, so one more turn leaves all earlier blocks as th
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass
 from struct import Struct
 from typing import Final
+
+import msgspec
 
 BLOCK_BYTES = 512
 MAX_BLOCKS = 4_096  # of one prompt: 2 MiB are told apart, what follows is not
@@ -17,8 +18,7 @@ MAX_BLOCKS = 4_096  # of one prompt: 2 MiB are told apart, what follows is not
 _blocks: Final = Struct(f"{BLOCK_BYTES}s").iter_unpack
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Chain:
+class Chain(msgspec.Struct, frozen=True, eq=False):
     """A prompt as chained hashes; `ends[i]` is how many bytes of it block i closes."""
 
     hashes: tuple[int, ...] = ()

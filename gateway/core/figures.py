@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -21,8 +20,7 @@ END = 8 * 1024  # bytes of each end
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """Tokens of one request. `cached_tokens` are part of `prompt_tokens`; None: the engine does not say."""
 
     prompt_tokens: int
@@ -30,8 +28,7 @@ class Usage:
     generated_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
+class Timings(msgspec.Struct, frozen=True):
     """llama-server's own clock: tokens and milliseconds of prefill and decode (engines.md 1.11).
 
     `prompt_n` counts only what was computed; `cache_n` (None in old builds) came from the cache.
@@ -44,8 +41,7 @@ class Timings:
     cache_n: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(msgspec.Struct, frozen=True):
     """What one answer said."""
 
     usage: Usage | None

@@ -81,6 +81,11 @@ class KeyRing:
         """
         if not secrets:
             return Refusal.ABSENT
+        if len(secrets) == 1:  # nearly always
+            key = self._known(secrets[0])
+            if key is None:
+                return Refusal.UNKNOWN
+            return key if key.is_valid(now) else Refusal.EXPIRED
         known = [key for secret in secrets if (key := self._known(secret)) is not None]
         valid = {key.name: key for key in known if key.is_valid(now)}
         if len(valid) == 1:

@@ -21,8 +21,10 @@ class Openings:
 
     def look(self) -> None:
         """Before a decision: who waits for what is loaded?"""
-        choosy = [b for b in self._backends.values() if b.residence.loaded is not None]
-        self._wanted = {backend.name for backend in choosy if self._is_wanted(backend)}
+        self._wanted = set()
+        for backend in self._backends.values():
+            if backend.residence.loaded is not None and self._is_wanted(backend):
+                self._wanted.add(backend.name)
 
     def free_for(self, now: float, waiting: Waiting, backend: Backend) -> int:
         """Permits that this request could have there now."""

@@ -7,8 +7,8 @@ size and one read; it grows in place, and is handed out without a copy.
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
 
+import msgspec
 from starlette.types import Receive
 
 from gateway.core.errors import GatewayError, Headers
@@ -16,8 +16,7 @@ from gateway.runtime.disconnect import ClientGone
 from gateway.runtime.inflate import codings_of, inflate
 
 
-@dataclass(frozen=True, slots=True)
-class BodyLimit:
+class BodyLimit(msgspec.Struct, frozen=True):
     """The most bytes that a body may have, also decoded, and the setting that says so."""
 
     size: int

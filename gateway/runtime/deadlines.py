@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Deadlines:
+class Deadlines(msgspec.Struct, frozen=True):
     """How long a backend may take, in seconds; 0 is for ever.
 
     `first_byte_s` runs from the request sent to the first body byte (while the request is being sent, from the last

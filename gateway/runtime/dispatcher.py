@@ -98,7 +98,10 @@ class Dispatcher:
         """Wait for the decision about this ticket; the first of `decisions` may be it already."""
         own = decisions[0] if decisions else None
         if isinstance(own, Start) and own.ticket == offer.ticket:
-            self.apply(decisions[1:])
+            if (
+                len(decisions) > 1 or self.dispatch.queued
+            ):  # else nobody waits, and nothing is due because of it
+                self.apply(decisions[1:])
             return own
         if isinstance(own, Refuse) and own.ticket == offer.ticket:
             self.apply(decisions[1:])

@@ -109,11 +109,12 @@ class Metrics:
 
     def ended(self, model: str, key: str, outcome: Outcome, *, counts: bool) -> None:
         """A request has ended. `counts`: it was on a generation or embedding path."""
-        self.key_requests[key, outcome.value] += 1
+        told = str(outcome)
+        self.key_requests[key, told] += 1
         if counts:
-            self.requests[model, outcome.value] += 1
+            self.requests[model, told] += 1
             if outcome in SHED:
-                self.shed[model, outcome.value] += 1
+                self.shed[model, told] += 1
 
     def p95(self) -> dict[str, dict[str, dict[str, float | None]]]:
         """By model (and `all`), then window: p95 of `ttft` and `itl` in seconds; None without samples."""

@@ -173,7 +173,7 @@ class Upstream:
     def _head(self, method: str, path: str, query: bytes, headers: Headers, body: bytes) -> bytes:
         where = f"{method} {self.target.base_path}{path}".encode("ascii")
         lines = [where + b"?" + query + self._fixed if query else where + self._fixed]
-        lines += [b"%b: %b" % pair for pair in headers]
+        lines += map(b": ".join, headers)
         if body or method in _BODY_METHODS:
             lines.append(b"content-length: %d" % len(body))
         head = b"\r\n".join(lines)
