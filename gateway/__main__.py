@@ -24,6 +24,7 @@ COMMANDS: Final = (
     "check",
     "keys",
     "status",
+    "doctor",
     "loadtest",
     "plan",
 )  # each is gateway.cli.NAME.NAME

@@ -26,9 +26,7 @@ COMING = {
     "performance.md",
     "routing.md",
 }
-PLANNED = {
-    "doctor",
-}  # commands that documents may speak of before they are there
+PLANNED: set[str] = set()  # commands that documents may speak of before they are there
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 
 

@@ -8,6 +8,7 @@ that carries k events counts as k gaps of 1/k, so that both sides count alike. T
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -76,9 +77,15 @@ class _Attempt:
         self.last_s = now
 
 
-def client_of(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClient:
-    """A client with as many connections as it wants. `timeout_s`: of one silence. No proxy of the environment between."""
+def client_of(
+    url: str, key: str | None, timeout_s: float, *, ca: str | None = None
+) -> httpx2.AsyncClient:
+    """A client with as many connections as it wants. No proxy of the environment comes between.
+
+    `timeout_s`: of one silence; `ca`: file of the certificates to trust, for https.
+    """
     return httpx2.AsyncClient(
+        verify=ssl.create_default_context(cafile=ca) if ca is not None else True,
         base_url=base_of(url),
         headers={"Authorization": f"Bearer {key}"} if key else {},
         trust_env=False,
