@@ -15,7 +15,7 @@ from gateway.cli.advice import advice
 from gateway.core.config import Backend, Config
 from gateway.core.settings.rules import references
 from gateway.engines.base import EngineReport, State
-from gateway.runtime.probe import PollTarget, probe_once
+from gateway.runtime.probe import probe_once, target_of
 
 _PATIENCE_S: Final = 15.0  # for one backend, however many questions it leaves unanswered
 _SIGNALS: Final = (
@@ -84,11 +84,9 @@ def warnings(answers: Sequence[Answered]) -> Iterator[str]:
 
 
 async def _ask(backend: Backend) -> EngineReport | None:
-    key = backend.api_key.reveal() if backend.api_key else None
-    target = PollTarget(backend.name, backend.url, backend.engine, key, backend.ca)
     try:
         async with asyncio.timeout(_PATIENCE_S):
-            return await probe_once(target)
+            return await probe_once(target_of(backend))
     except TimeoutError:
         return None
 

@@ -17,12 +17,10 @@ from gateway.core.errors import GatewayError
 MOST_MEMBERS: Final = 1024  # at the top level; no API has a tenth of it
 MANY_COMMAS: Final = 50_000  # more may mean millions of tiny elements: none is listed one by one
 SMALL: Final = 64 * 1024  # bytes: too few for the elements in it to matter
-UNREADABLE: Final = (
-    msgspec.MsgspecError,
-    ValueError,
-    RecursionError,
-)  # what bytes that are not JSON raise
 MOST_PATCHES: Final = 100_000  # of a kind; a body with more oddities than that is refused
+
+# What a decoder raises for bytes that are not JSON, or nested too deeply.
+UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
 
 Span: TypeAlias = tuple[int, int]
 Value: TypeAlias = msgspec.Raw | memoryview  # the bytes of one JSON value, not copied

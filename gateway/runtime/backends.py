@@ -20,7 +20,8 @@ from gateway.engines.changes import merged, other_models, restarted
 from gateway.runtime.dispatcher import Dispatcher
 from gateway.runtime.known import Known, address_of, listing_of, upstream_of
 from gateway.runtime.log import LineLog
-from gateway.runtime.poller import Activity, Poller, PollTarget
+from gateway.runtime.poller import Activity, Poller
+from gateway.runtime.probe import target_of
 from gateway.runtime.upstream import Upstream, UpstreamError
 from gateway.runtime.upstream_error import TIMEOUTS
 
@@ -56,7 +57,7 @@ class Backends:
             self._add(settings)
         self._rebuild()
         self.poller = Poller(
-            [self._poll_target(one) for one in config.backends],
+            [target_of(one) for one in config.backends],
             self.on_report,
             self.activity,
             on_warning=self._warn,
@@ -92,7 +93,7 @@ class Backends:
                 known.upstream.trust_anew()
         self._rebuild()
         self._dispatcher.apply(decisions)
-        await self.poller.update([self._poll_target(one) for one in config.backends])
+        await self.poller.update([target_of(one) for one in config.backends])
 
     def is_up(self, pool: frozenset[str]) -> bool:
         """Can any backend of this pool take work, now or soon?"""
@@ -287,8 +288,3 @@ class Backends:
 
     def _warn(self, name: str, text: str) -> None:
         self._log.event("warning", "backend", backend=name, warning=text)
-
-    @staticmethod
-    def _poll_target(settings: Settings) -> PollTarget:
-        key = settings.api_key.reveal() if settings.api_key else None
-        return PollTarget(settings.name, settings.url, settings.engine, key, settings.ca)

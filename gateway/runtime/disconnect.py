@@ -21,7 +21,7 @@ class ClientGone(Exception):  # noqa: N818  (an ending, not an error)
 class ClientPresent:
     """`with ClientPresent(...)`: runs its body while the client is there, and raises ClientGone when it left.
 
-    `begin` is called once the whole request body has been read, so that a pending `receive()` can only
+    `body_read` is called once the whole request body has been read, so that a pending `receive()` can only
     mean that the client left.
     """
 

@@ -15,6 +15,7 @@ from typing import Final
 
 import httpx2
 
+from gateway.core.config import Backend
 from gateway.engines.base import UNKNOWN, Answer, Ask, Engine, EngineReport, Look, Seen, State
 from gateway.engines.detect import ENGINES, is_certain, next_question, verdict
 from gateway.engines.liveness import Activity, Silence, judge
@@ -32,6 +33,12 @@ class PollTarget:
     engine: str = "auto"
     api_key: str | None = field(default=None, repr=False)
     ca: str | None = None  # file of certificates to trust, for https
+
+
+def target_of(backend: Backend) -> PollTarget:
+    """A backend of the configuration, as far as a probe needs it."""
+    key = backend.api_key.reveal() if backend.api_key else None
+    return PollTarget(backend.name, backend.url, backend.engine, key, backend.ca)
 
 
 @dataclass(frozen=True, slots=True)
