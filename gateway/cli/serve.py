@@ -64,6 +64,9 @@ def serve(
     try:
         config = _read(config_file, backends, host, port)
     except ConfigErrors as errors:
+        wrong = [_of_option(mistake) for mistake in errors.mistakes]
+        if config_file is None and all(wrong):
+            raise click.UsageError(" ".join(wrong)) from errors
         for mistake in errors.mistakes:
             click.echo(_in_words(mistake, config_file), err=True)
         sys.exit(1)
@@ -86,6 +89,13 @@ def _read(
     if config_file is None:
         return from_backends(backends, host=host, port=port)
     return load(config_file, host=host, port=port)
+
+
+def _of_option(mistake: Mistake) -> str:
+    """A mistake in what an option says, in words; "" for one that is none."""
+    setting = mistake.path.partition("[")[0]
+    option = {"backends": "--backend", "listen.host": "--host"}.get(setting)
+    return f"{option}: {mistake.message}" if option else ""
 
 
 def _in_words(mistake: Mistake, config_file: str | None) -> str:

@@ -57,6 +57,9 @@ def sub_command(command: click.Command, name: str) -> click.Command:
         ),
         (("serve", "--backend", DEAD, "--port", "x"), "'x' is not a valid integer"),
         (("serve", "--backend", DEAD, "--port", "65536"), "0<=x<=65535"),
+        (("serve", "--backend", "localhost:8080"), "--backend: `localhost:8080` does not begin"),
+        (("serve", "--backend", "http://h:99999", "--backend", "x"), "from 1 to 65535 --backend"),
+        (("serve", "--backend", DEAD, "--host", "a/b"), "--host: `a/b` is not a host"),
         (("serve", "--config"), "--config"),
         (("check",), "Missing argument 'FILE'"),
         (("keys", "nw"), "Did you mean 'new'?"),
@@ -148,7 +151,7 @@ def test_a_config_from_the_environment_is_used(folder: Path) -> None:
 
 def test_a_backend_on_the_command_line_wins_over_a_config_of_the_environment() -> None:
     result = run("serve", "--backend", "ftp://x", SLOTGATE_CONFIG="none.yaml")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "none.yaml" not in result.stderr
     assert "ftp://x" in result.stderr
 
