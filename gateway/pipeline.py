@@ -233,6 +233,7 @@ class Pipeline:
             route=route,
             body=body,
             model=request.model,
+            model_span=request.model_span,
             pool=pool,
             deadlines=self.deadlines,
             keep_id_slot=self.config.routing.keep_id_slot,

@@ -12,12 +12,11 @@ from typing import Any
 
 import msgspec
 
+from gateway.core.json_scan import UNREADABLE
 from gateway.core.wire import Wire
 
 WHOLE = 256 * 1024  # bytes: larger documents are looked at from their ends only
 END = 8 * 1024  # bytes of each end
-
-_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -68,7 +67,7 @@ def figures_of_json(body: bytes, wire: Wire) -> Figures:
         return figures_of_ends(body[:END], body[-END:], wire)
     try:
         answer = msgspec.json.decode(body, type=_Answer)
-    except _UNREADABLE:
+    except UNREADABLE:
         return NO_FIGURES
     timings = timings_of(answer.timings)
     usage = usage_of(answer.usage, wire)

@@ -10,7 +10,7 @@ import json
 from typing import Final
 from urllib.parse import parse_qs, quote
 
-from gateway.core.json_scan import members, text_of
+from gateway.core.json_scan import Span, members, text_of
 from gateway.core.multipart import is_multipart, multipart_model, replace_multipart_model
 from gateway.core.request import ParsedRequest, parse, replace_model
 from gateway.core.routes import Route
@@ -35,15 +35,20 @@ def is_form(route: Route, content_type: str) -> bool:
     return route.form and is_multipart(content_type)
 
 
-def with_model(route: Route, body: bytes, content_type: str, model: str) -> bytes:
-    """The body with another model's name; every other byte stays. That of a GET names none."""
+def with_model(
+    route: Route, body: bytes, content_type: str, model: str, span: Span | None = None
+) -> bytes:
+    """The body with another model's name; every other byte stays. That of a GET names none.
+
+    `span`: the `model_span` that was read from this very body, if at hand.
+    """
     if route.method == "GET":
         return body
     if is_form(route, content_type):
         return replace_multipart_model(body, content_type, model)
     if route.path == SHOW:
-        body = _replaced_member(body, "name", model)
-    return replace_model(body, model)
+        body, span = _replaced_member(body, "name", model), None
+    return replace_model(body, model, span)
 
 
 def query_with_model(query: bytes, model: str) -> bytes:

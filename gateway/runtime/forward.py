@@ -16,6 +16,7 @@ import msgspec
 from gateway.core.catalog import Pool
 from gateway.core.errors import GatewayError, retry_after
 from gateway.core.headers import query_to_upstream, to_upstream
+from gateway.core.json_scan import Span
 from gateway.core.overflow import CacheFullError
 from gateway.core.reading import is_form, query_with_model, with_model
 from gateway.core.request import drop_top_level
@@ -40,6 +41,7 @@ class Outgoing(msgspec.Struct, frozen=True, eq=False):
     route: Route
     body: bytes
     model: str | None  # as the client wrote it
+    model_span: Span | None  # where in the body
     pool: Pool
     deadlines: Deadlines
     keep_id_slot: bool
@@ -53,7 +55,7 @@ class Outgoing(msgspec.Struct, frozen=True, eq=False):
         body, route = self.body, self.route
         expected = self._other_name(backend)
         if expected is not None:
-            body = with_model(route, body, self.content_type, expected)
+            body = with_model(route, body, self.content_type, expected, self.model_span)
         pinned = b"id_slot" in body and not self.keep_id_slot
         if pinned and not is_form(route, self.content_type):
             body = drop_top_level(body, "id_slot")
