@@ -34,6 +34,7 @@ from gateway.cli.ops.watch import Watch
 
 _REQUESTS: Final = 16
 _MOST: Final = 4096  # at once, or a second
+_STOPPED: Final = 130  # the status of what Ctrl-C ended
 _WIDTH: Final = 150  # of the table in a file or a pipe
 
 
@@ -115,12 +116,14 @@ def loadtest(ctx: click.Context, /, **options: Any) -> None:
         pyplot = plotter() if wanted.plot else None
         steps, about = _run(wanted)
         if not steps:
-            ctx.exit(130)
+            ctx.exit(_STOPPED)
         _tell(wanted, steps, about, before)
         if wanted.plot is not None:
             draw(pyplot, steps, wanted.plot)
-    except (runs.BadRun, NeedsPackage, work.BadPrompts, OSError) as error:
+    except (runs.BadRun, NeedsPackage, work.BadPrompts, httpx2.InvalidURL, OSError) as error:
         raise click.ClickException(str(error)) from error
+    if "stopped" in about:
+        ctx.exit(_STOPPED)
     if _failed(steps):
         ctx.exit(1)
 
@@ -168,6 +171,7 @@ def _run(wanted: Wanted) -> tuple[list[Step], dict[str, Any]]:
     try:
         asyncio.run(_measure(wanted, wanted.work(), steps, about))
     except KeyboardInterrupt:
+        about["stopped"] = True
         click.echo("Stopped; the steps that ended:" if steps else "Stopped.", err=True)
     except BaseExceptionGroup as group:
         raise group.exceptions[0] from None

@@ -6,6 +6,8 @@ import asyncio
 import io
 import json
 import re
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,8 @@ from gateway.cli.ops.watch import Watch
 from tests.engines.conftest import real_engine
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import Running, running_gateway
-from tests.fakes.running import in_loop
-from tests.fakes.scripts import FIN, chat_stream, respond
+from tests.fakes.running import in_loop, slack
+from tests.fakes.scripts import FIN, chat_stream, hang, respond
 
 
 async def run(url: str, *arguments: object) -> Result:
@@ -130,6 +132,34 @@ async def test_what_fails_at_once_is_said_before_any_load() -> None:
     assert result.exit_code == 1
     assert "HTTP 401" in result.output
     assert len(engine.requests) == 1
+
+
+@in_loop
+async def test_ctrl_c_ends_the_run_and_shows_the_steps_that_ended() -> None:
+    async with FakeEngine(slots=4) as engine:
+        engine.script(*[chat_stream(3)] * 3, hang())  # the warm-up, a step of two, and no more
+        words = ("loadtest", engine.url, "--concurrency", "1,2", "--requests", "2")
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "gateway", *words,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        await engine.until_requests(4, within_s=30)
+        process.send_signal(signal.SIGINT)
+        out, err = await asyncio.wait_for(process.communicate(), 30 * slack())
+    assert process.returncode == 130, err.decode()
+    assert b"2/2" in out
+    assert err.decode().strip() == "Stopped; the steps that ended:"
+
+
+@in_loop
+async def test_a_gateway_with_keys_is_tested_with_a_plain_one_and_says_what_it_hides() -> None:
+    async with FakeEngine() as engine, running_gateway(engine, keys=["ada"]) as slotgate:
+        slotgate.sent = 3
+        words = ("--concurrency", 1, "--requests", 2)
+        found = await figures(slotgate.base_url, *words, "--key", slotgate.keys["ada"])
+    assert "admin key" in found["what"]
+    assert found["steps"][0]["served"] == 2
+    assert found["steps"][0]["load"]["waiting"] is None
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:

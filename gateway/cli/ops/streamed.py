@@ -171,7 +171,7 @@ async def _once(
         return _sample(attempt, started_s, "unreachable", str(client.base_url)), None
     except httpx2.TimeoutException:
         return _sample(attempt, started_s, "timeout", ""), None
-    except (httpx2.HTTPError, OSError) as error:
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
         kind = "broken" if answered else _STALE
         return _sample(attempt, started_s, kind, str(error)), None
     return _sample(attempt, started_s, _ending(attempt.tap), ""), None

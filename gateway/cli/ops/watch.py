@@ -35,8 +35,12 @@ class Watch:
     async def begin(self) -> None:
         """Find out what is there."""
         self.seen = Load()
-        if await self._status() is not None:
+        answer = await self._ask()
+        if _document(answer) is not None:
             self.what = "a Slotgate gateway"
+            return
+        if answer is not None and b'"admin_required"' in answer.content:
+            self.what = "a Slotgate gateway (its line is told to an admin key only)"
             return
         findings = await self._probe.ask_round(Look(), None)
         if findings.engine is not None and findings.report(None) is not None:
@@ -66,20 +70,18 @@ class Watch:
 
     async def _look(self) -> Load | None:
         if self._engine is None:
-            document = await self._status()
+            document = _document(await self._ask())
             return None if document is None else load_of_status(document)
         findings = await self._probe.ask_round(Look(weigh=True, full=False), self._engine)
         report = findings.report(None)
         return Load() if report is None else load_of_report(report)
 
-    async def _status(self) -> Mapping[str, Any] | None:
+    async def _ask(self) -> httpx2.Response | None:
         try:
             async with httpx2.AsyncClient(trust_env=False, timeout=3.0) as client:
-                answer = await client.get(f"{self._url}/status", headers=self._headers)
-                document = answer.json() if answer.status_code == 200 else None
-        except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, OSError):
+                return await client.get(f"{self._url}/status", headers=self._headers)
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError):
             return None
-        return document if isinstance(document, dict) and "backends" in document else None
 
 
 def load_of_report(report: EngineReport) -> Load:
@@ -96,3 +98,12 @@ def load_of_status(document: Mapping[str, Any]) -> Load:
         waiting=int(document.get("queued") or 0) + sum(row.get("waiting") or 0 for row in rows),
         kv_used_ratio=max(ratios, default=None),
     )
+
+
+def _document(answer: httpx2.Response | None) -> Mapping[str, Any] | None:
+    """The answer, if it is a gateway's /status."""
+    try:
+        document = answer.json() if answer is not None and answer.status_code == 200 else None
+    except ValueError:
+        return None
+    return document if isinstance(document, dict) and "backends" in document else None
