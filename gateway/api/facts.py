@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from gateway.core.diagnosis import BackendFacts, Facts
 from gateway.core.fleet import Backend
 from gateway.core.state import state_of
-from gateway.runtime.backends import Backends, Known
+from gateway.runtime.backends import Backends
 from gateway.runtime.dispatcher import Dispatcher
 from gateway.runtime.heartbeat import Heartbeat
 from gateway.runtime.history import History
+from gateway.runtime.known import Known
 from gateway.runtime.log import LineLog
 from gateway.runtime.metrics import Metrics
 

@@ -12,9 +12,9 @@ from gateway.core.cost import Price
 from gateway.core.diagnosis import Facts, findings
 from gateway.core.fleet import Backend
 from gateway.core.state import word_of
-from gateway.runtime.backends import Known
 from gateway.runtime.decisions import Attempt, Decision
 from gateway.runtime.history import Point
+from gateway.runtime.known import Known
 
 
 class Status:

@@ -17,15 +17,14 @@ from gateway.core.fleet import Advice, Fitness
 from gateway.core.residence import Memory
 from gateway.engines.base import UNKNOWN, EngineReport, State
 from gateway.engines.changes import merged, other_models, restarted
+from gateway.engines.liveness import Activity
 from gateway.runtime.dispatcher import Dispatcher
 from gateway.runtime.known import Known, address_of, listing_of, upstream_of
 from gateway.runtime.log import LineLog
-from gateway.runtime.poller import Activity, Poller
+from gateway.runtime.poller import Poller
 from gateway.runtime.probe import target_of
 from gateway.runtime.upstream import Upstream, UpstreamError
 from gateway.runtime.upstream_error import TIMEOUTS
-
-__all__ = ["Backends", "Known"]
 
 SETTLING_ENGINES = ("llama-server", "ollama")  # a cancelled slot is not free at once
 POOLED_ENGINES = ("vllm", "sglang")  # one pool of cache blocks, shared by all requests

@@ -21,9 +21,7 @@ from typing import Final
 from gateway.engines.base import Engine, EngineReport, Look, State
 from gateway.engines.changes import merged
 from gateway.engines.liveness import Activity
-from gateway.runtime.probe import Failure, Findings, PollTarget, Probe, probe_once, silent_report
-
-__all__ = ["Activity", "PollTarget", "Poller", "probe_once"]
+from gateway.runtime.probe import Failure, Findings, PollTarget, Probe, silent_report
 
 _NEAREST_S: Final = 1.0  # between two rounds
 _IDLE_S: Final = 5.0

@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from gateway.engines.base import EngineReport, State
-from gateway.runtime.poller import Activity, Poller, PollTarget, probe_once
+from gateway.engines.liveness import Activity
+from gateway.runtime.poller import Poller
+from gateway.runtime.probe import PollTarget, probe_once
 from tests.fakes.running import eventually, in_loop, run, slack
 from tests.gateway.scripted_backend import BREAK, DRIP, HANG, Page, ScriptedBackend, Table
 
