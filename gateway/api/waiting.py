@@ -15,6 +15,7 @@ from gateway.api import tcp
 
 _TICK_S: Final = 10.0  # the longest time between two looks
 _VANISHED_S: Final = 20.0  # how long a peer's TCP may stay silent, from look to look
+_LOOKS: Final = 8  # at a stalled client, in the time it has: by so much more it may get
 _EARLY_S: Final = 0.002  # timers ring that much early: uvloop's clock counts whole milliseconds
 
 
@@ -28,6 +29,7 @@ class Watch:
     __slots__ = (
         "_deadline",
         "_loop",
+        "_moved_at",
         "_on_deadline",
         "_on_lost",
         "_silent_since",
@@ -52,8 +54,9 @@ class Watch:
         self._on_deadline = on_deadline
         self._on_lost = on_lost
         self._deadline = math.inf
-        self._stall_deadline = math.inf
+        self._stall_deadline = math.inf  # when to look at it again
         self._stall_s = 0.0
+        self._moved_at = 0.0  # when it was last seen to have taken something
         self._taken = 0  # bytes, at the last look at a stall
         self._silent_since = math.inf
         self._timer: asyncio.TimerHandle | None = None
@@ -76,7 +79,8 @@ class Watch:
         """We wait for the client to take bytes; it has this long for each of them. 0 is no limit."""
         self._stall_s = seconds
         self._taken = tcp.bytes_taken(self._transport)
-        when = self._loop.time() + seconds if seconds else math.inf
+        self._moved_at = self._loop.time()
+        when = self._moved_at + seconds / _LOOKS if seconds else math.inf
         self._stall_deadline = when
         if when < self._timer_at:
             self._ring_at(when)
@@ -116,8 +120,10 @@ class Watch:
         if now < self._stall_deadline:
             return False
         before, self._taken = self._taken, tcp.bytes_taken(self._transport)
-        self._stall_deadline = now + self._stall_s
-        return self._taken <= before
+        if self._taken > before:
+            self._moved_at = now
+        self._stall_deadline = now + self._stall_s / _LOOKS
+        return now - self._moved_at >= self._stall_s
 
     def _has_vanished(self, now: float) -> bool:
         if not tcp.is_unanswered(self._transport):

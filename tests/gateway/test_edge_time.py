@@ -154,12 +154,16 @@ async def test_a_client_that_takes_no_byte_is_gone_after_the_stall_time() -> Non
         while not gone.is_set():
             await send({"type": "http.response.body", "body": b"x" * 65_536, "more_body": True})
 
+    limit_s = 0.6 * slack()
     async with (
-        edge_before(app, write_stall_s=0.4) as server,
+        edge_before(app, write_stall_s=limit_s) as server,
         await RawClient.connect(server.port, rcvbuf=4096) as client,
     ):
+        began = asyncio.get_running_loop().time()
         await client.request("GET", "/")
         await asyncio.wait_for(gone.wait(), 10 * slack())
+        took_s = asyncio.get_running_loop().time() - began
+        assert limit_s <= took_s + 0.01 < 1.9 * limit_s, "what the kernels take is no second time"
         await eventually(lambda: not server.connections)
         assert await client.ending() == "reset"
 
