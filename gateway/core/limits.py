@@ -8,6 +8,7 @@ counts as of when it was last heard (`core.lease_limits`).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import ceil
 
 from gateway.core.errors import GatewayError
 from gateway.core.keys import Key
@@ -83,7 +84,7 @@ class Limits:
             again = min(max(wait, 1.0), 60.0)
             raise GatewayError(
                 "key_rate_limit",
-                f"This key is over its limit a minute (rpm or tpm). Please try again in {round(again)}s.",
+                f"This key is over its limit a minute (rpm or tpm). Please try again in {ceil(again)}s.",
                 retry_after_s=again,
             )
         self._spend(usage, 1, tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.core.errors import GatewayError
+from gateway.core.errors import GatewayError, headers_of
 from gateway.core.keys import Key
 from gateway.core.limits import Limits
 
@@ -112,6 +112,16 @@ def test_when_to_come_back_is_between_a_second_and_a_minute() -> None:
     limits.charge(0.0, slow, 1)
     limits.settle(slow, 1e6)
     assert refused(limits, 0.0, slow, 1).retry_after_s == 60.0
+
+
+def test_the_words_name_the_seconds_of_the_header_which_are_never_too_few() -> None:
+    limits, alice = Limits(), key(rpm=50)
+    for _ in range(50):
+        limits.charge(0.0, alice, 0)
+    error = refused(limits, 0.0, alice)
+    assert error.retry_after_s == pytest.approx(1.2)
+    assert "Please try again in 2s." in error.message
+    assert (b"retry-after", b"2") in headers_of(error)
 
 
 def test_a_limit_that_was_changed_holds_from_the_next_request_on() -> None:
