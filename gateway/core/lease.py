@@ -3,7 +3,7 @@
 Law of this file (law 1, for all gateways together): what is lent here is never more than what this gateway holds by
 the ledger, and the ledger never gives a slot to somebody before whoever held it has said that it let go, or has been
 silent for the length of its lease. The one exception: a living gateway that is cut off from the ledger for longer
-than its lease goes on with its own last share.
+than its lease goes on with its own last share, and with one slot where it had none, so that its requests are served.
 
 How a slot moves. Every gateway sends a `Message` some 20 to 50 times a second: what it holds, uses, needs and asks
 for. The ledger (`runtime/cluster_ledger.lua`) answers with what is granted, and with what everybody else holds and needs. From
@@ -29,6 +29,7 @@ PAUSED_S: Final = (
 )
 LEASE_S: Final = 6.0  # at the ledger, from when it hears a message
 OWN_LEASE_S: Final = 5.0  # here, from before that message was sent: clocks may differ by a sixth
+CUT_OFF_S: Final = 7.5  # unheard for so long: its lease is over by any clock
 CALM_S: Final = (
     2.0  # after a restart of the ledger: by then every living gateway has claimed its share
 )
@@ -116,6 +117,7 @@ class Lease:
         self.until = 0.0  # nothing is lent after it
         self.is_alone = False  # the ledger cannot be reached
         self._epoch = UNSEEN
+        self._heard_at = 0.0  # when the last message left that was answered
         self._turn = 0
         self._number = 0
         self._holdings: dict[str, _Holding] = {}
@@ -126,6 +128,8 @@ class Lease:
         """Time to tell the ledger. Afterwards `shares` must reach dispatch before the message leaves."""
         self._number += 1
         self._keep(uses)
+        if now >= self.until and not self.is_alone:
+            self._lapse(uses)
         claims = {name: self._claim(now, name, use) for name, use in uses.items()}
         return Message(self.me, self._number, self._epoch, claims, tuple(self.others), now)
 
@@ -134,6 +138,7 @@ class Lease:
         self.is_alone = False
         self._epoch, self.others = reply.epoch, reply.others
         self._turn = reply.at_ms // TURN_MS
+        self._heard_at = message.sent_at
         self.until = message.sent_at + OWN_LEASE_S
         for name, granted in reply.granted.items():
             holding = self._holdings.get(name)
@@ -143,13 +148,13 @@ class Lease:
                 part = granted if use is None else self._part(now, name, holding, use)
                 holding.share = min(granted, part)
 
-    def lost(self, now: float, message: Message, uses: Mapping[str, Use]) -> bool:
-        """No ledger took this message: on with the last known share. One that never held anything takes half of the
+    def lost(self, now: float, since: float, uses: Mapping[str, Use]) -> bool:
+        """An attempt to reach the ledger, begun at `since`, failed: on with the last known share. One that never held anything takes half of the
         slots, as one of a pair.
 
         False, and nothing changes, when this process stood still meanwhile: then it has to ask again.
         """
-        if now - message.sent_at > ASK_S + PAUSED_S:
+        if now - since > ASK_S + PAUSED_S:
             return False
         self.is_alone = True
         self.until = now + OWN_LEASE_S
@@ -159,6 +164,8 @@ class Lease:
             if self._epoch == UNSEEN:
                 holding.hold = max(1, use.slots // 2)
             holding.share = holding.hold
+            if now >= self._heard_at + CUT_OFF_S:
+                holding.share = max(1, holding.hold)
         return True
 
     # ------------------------------------------------------------------ decisions
@@ -190,14 +197,22 @@ class Lease:
         for name in uses:
             self._holdings.setdefault(name, _Holding())
 
+    def _lapse(self, uses: Mapping[str, Use]) -> None:
+        """It ended while this process stood still. Others may have it: what is in flight is all that is left of it."""
+        for name, use in uses.items():
+            holding = self._holdings[name]
+            holding.hold = min(holding.hold, use.used)
+
     def _claim(self, now: float, name: str, use: Use) -> Claim:
         holding = self._holdings[name]
         peak = _peak(now, holding, use.need)
-        part = holding.hold if self.is_alone else self._part(now, name, holding, use)
-        if part < holding.hold:
-            holding.hold = max(part, min(holding.hold, use.used))
-        holding.share = min(holding.hold, part)
-        ask = max(part, holding.hold)
+        ask = holding.hold
+        if not self.is_alone:
+            part = self._part(now, name, holding, use)
+            if part < holding.hold:
+                holding.hold = max(part, min(holding.hold, use.used))
+            holding.share = min(holding.hold, part)
+            ask = max(part, holding.hold)
         return Claim(holding.hold, use.used, use.need, peak, ask, use.slots, use.spare)
 
     def _part(self, now: float, name: str, holding: _Holding, use: Use) -> int:

@@ -14,7 +14,7 @@ from random import Random
 from typing import Final
 from uuid import uuid4
 
-from gateway.core.lease import Lease, Message, Use
+from gateway.core.lease import Lease, Use
 from gateway.core.lease_dispatch import LeasedDispatch
 from gateway.core.lease_limits import SharedLimits
 from gateway.core.limits import Limits
@@ -94,17 +94,21 @@ class Cluster:
             except Exception:  # noqa: BLE001
                 # Noticed by: the log, and redis_up, which is 0 while no round succeeds.
                 self._log.exception("a round with the other gateways failed")
-                self._fail(self.lease.ask(self._clock(), self._uses()), "a bug in the gateway")
+                self._fail(self._clock(), "a bug in the gateway")
             self._first.set()
             await self._rest()
 
     async def _round(self) -> None:
-        message = self.lease.ask(self._clock(), self._uses())
-        self._lend()  # before anybody hears what was let go
+        since = self._clock()
         try:
-            heard = await self._ledger.tell(message, self._words.own(self._clock()))
+            if not self.is_up:
+                await self._ledger.connect()
+            since = self._clock()
+            message = self.lease.ask(since, self._uses())
+            self._lend()  # before anybody hears what was let go
+            heard = await self._ledger.tell(message, self._words.own(since))
         except LedgerError as error:
-            self._fail(message, str(error))
+            self._fail(since, str(error))
             return
         self.lease.heard(self._clock(), message, heard.reply, self._uses())
         self._lend()
@@ -118,9 +122,9 @@ class Cluster:
             self._why = str(error)
             self.is_up = False
 
-    def _fail(self, message: Message, why: str) -> None:
+    def _fail(self, since: float, why: str) -> None:
         """An attempt failed: by Redis, or because this process stood still meanwhile."""
-        if not self.lease.lost(self._clock(), message, self._uses()):
+        if not self.lease.lost(self._clock(), since, self._uses()):
             return  # what was lent has ended by itself; the next attempt says more
         self._words.lost()
         self._lend()

@@ -76,6 +76,12 @@ class Ledger:
                 raise LedgerError("an answer to an older message came first")
             return _heard(message.sender, answer)
 
+    async def connect(self) -> None:
+        """Be connected, so that a message sent next has all of its time for itself. Raises LedgerError."""
+        async with self.translated():
+            pool = self.redis.connection_pool
+            await pool.release(await pool.get_connection())  # type: ignore[no-untyped-call]
+
     async def leave(self, message: Message) -> None:
         """Give everything back at once. Raises LedgerError."""
         async with self.translated():

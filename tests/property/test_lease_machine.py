@@ -38,6 +38,7 @@ class Gateway:
     next_at: float = 0.0  # of its own clock
     is_paused: bool = False
     seen_at: float = -1e9  # when the ledger last heard it
+    heard_at: float = -1e9  # when the last message left that it has the answer to
     cut_off: bool = False
     tickets: int = 0
 
@@ -209,10 +210,11 @@ class LeaseMachine(RuleBasedStateMachine):
             self.replies = [one for one in self.replies if one[0] is not gateway]
             if answer is not None:
                 lease.heard(now, message, answer, gateway.dispatch.uses())
+                gateway.heard_at = self.t - (now - message.sent_at) / gateway.rate
             elif now - message.sent_at < ASK_S:
                 return
             else:
-                lease.lost(now, message, gateway.dispatch.uses())
+                lease.lost(now, message.sent_at, gateway.dispatch.uses())
             before = gateway.held
             gateway.lend(self.t)
             stood_still = now - message.sent_at > ASK_S + PAUSED_S
@@ -240,7 +242,8 @@ class LeaseMachine(RuleBasedStateMachine):
                 and self.t >= self.ledger.calm_until
                 and gateway.name not in self.ledger.awaited
             )
-            if self.t > gateway.seen_at + LEASE_S or forgotten:
+            unheard = self.t > min(gateway.seen_at, gateway.heard_at) + LEASE_S
+            if unheard or forgotten:
                 gateway.cut_off = True
             elif gateway.cut_off:
                 record = self.ledger.members.get(gateway.name)
