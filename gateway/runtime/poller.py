@@ -23,6 +23,7 @@ from gateway.engines.changes import merged
 from gateway.engines.liveness import Activity
 from gateway.runtime.probe import Failure, Findings, PollTarget, Probe, silent_report
 
+_PAIR_S: Final = 2.0  # between two looks at the load of one engine, whoever it was configured as
 _NEAREST_S: Final = 1.0  # between two rounds
 _IDLE_S: Final = 5.0
 _FULL_S: Final = 10.0  # models and versions
@@ -82,6 +83,7 @@ class Poller:
         self._rng = rng or random.Random()  # noqa: S311  jitter is no secret
         self._watches: dict[str, _Watch] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._parted: dict[str, float] = {}  # by URL: when its watching ended, for a while
 
     async def start(self) -> None:
         """Begins to watch all backends at once. Returns before any of them answered."""
@@ -128,13 +130,17 @@ class Poller:
 
     def _begin(self, target: PollTarget) -> None:
         watch = _Watch(target, Probe(target))
+        parted = self._parted.pop(target.url, None)
+        if parted is not None:  # it is back, and may have been asked for its load just then (law 6)
+            watch.weighed, watch.weigh_gap_s = parted, _PAIR_S
         self._watches[target.name] = watch
         self._tasks[target.name] = asyncio.create_task(self._keep_watch(watch), name=target.name)
 
     async def _end(self, names: list[str]) -> None:
         tasks = [self._tasks.pop(name) for name in names]
-        for name in names:
-            del self._watches[name]
+        now = asyncio.get_running_loop().time()
+        recent = {url: at for url, at in self._parted.items() if now - at < _PAIR_S}
+        self._parted = recent | {self._watches.pop(name).target.url: now for name in names}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
