@@ -23,7 +23,7 @@ ONE_WRITE: Final = 64 * 1024  # up to here head and body leave in one write
 
 # A server that closed an idle connection did so before our request reached it, so we learn of it within a round
 # trip. Later than this, the backend may have been at work, and a second attempt could generate twice.
-STALE_WINDOW_S: Final = 1.0
+STALE_WINDOW_S: Final = 0.25
 
 # The kernel gives up on data that a vanished peer does not acknowledge after this (it would be 15 min). A peer that
 # is alive but does not read (a busy llama-server with a body above its socket buffer) looks the same to the kernel,
