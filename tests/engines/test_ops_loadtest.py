@@ -212,7 +212,7 @@ async def test_a_real_server_has_a_sane_knee_and_the_gateway_measures_the_same()
         ttft_s, itl_s, count = await means(slotgate)
     assert [step.served for step in steps] == [4, 4, 4], list(advice(steps, None, None))
     assert count == 12
-    assert mean_of(steps, "ttft") == pytest.approx(ttft_s, rel=0.05)
+    assert mean_of(steps, "ttft") == pytest.approx(ttft_s, rel=0.05, abs=0.01 * slack())
     assert mean_of(steps, "itl") == pytest.approx(itl_s, rel=0.05)
     assert steps[2].load.waiting is not None
     assert steps[2].load.waiting >= 1

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
+from gateway.__main__ import main
 from gateway.cli.doctor import doctor
 from gateway.cli.ops.exam import Exam, model_of
 from gateway.cli.ops.host import counted, judge_host
@@ -204,3 +207,24 @@ def test_a_config_with_mistakes_is_told_with_its_mistakes(tmp_path: Path) -> Non
     assert result.exit_code == 1
     assert "c.yaml" in result.output
     assert "Traceback" not in result.output
+
+
+def test_every_finding_is_documented() -> None:
+    root = Path(__file__).parents[2]
+    code = "".join(
+        path.read_text() for path in sorted((root / "gateway" / "cli" / "ops").glob("*.py"))
+    )
+    names = set(re.findall(r'code="(\w+)"', code))
+    assert len(names) > 20
+    text = (root / "docs" / "doctor.md").read_text()
+    assert [name for name in sorted(names) if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize("command", ["doctor", "loadtest", "plan"])
+def test_every_option_of_the_bench_is_documented(command: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / f"{command}.md").read_text()
+    found = main.get_command(click.Context(main), command)
+    assert found is not None
+    options = [name for one in found.params for name in one.opts if name.startswith("--")]
+    assert len(options) > 4
+    assert [name for name in options if f"`{name}" not in text] == []

@@ -77,10 +77,10 @@ def _refuses(exam: Exam) -> Finding:
 def _load(exam: Exam, report: EngineReport) -> Iterator[Finding]:
     find = partial(Finding, about=exam.backend.name)
     if report.waiting:
-        running = "" if report.running is None else f" while {report.running} run"
+        running = "" if report.running is None else f", running: {report.running}"
         yield find(
             code="engine_queue",
-            seen=f"{report.waiting} requests wait inside the engine{running}",
+            seen=f"requests waiting inside the engine: {report.waiting}{running}",
             means="it gets more than it has slots for: from clients that go past the gateway, or by a `slots` that is too "
             "large. Nobody can refuse, reorder or cancel what waits in there",
             change=f"let clients use the gateway only, and set `slots: {report.slots or report.running or 1}` or `auto`",

@@ -109,7 +109,7 @@ def _company(exam: Exam) -> Iterator[Finding]:
         yield Finding(
             code="in_company",
             about=exam.backend.name,
-            seen=f"{report.running} requests of others ran when the probe began",
+            seen=f"requests of others at work when the probe began: {report.running}",
             means="the figures are those of a busy engine",
             change="run this again when it is idle",
             then="this note is gone",
