@@ -30,13 +30,13 @@ def test_the_small_model_is_read_correctly() -> None:
     assert shape.weights_bytes == path.stat().st_size
 
 
-def written(path: Path, **fields: int | list[int]) -> Path:
-    writer = gguf.GGUFWriter(path, "odd")
-    writer.add_uint32("odd.block_count", 4)
-    writer.add_uint32("odd.embedding_length", 512)
-    writer.add_uint32("odd.attention.head_count", 8)
+def written(path: Path, arch: str = "odd", **fields: int | list[int]) -> Path:
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_uint32(f"{arch}.block_count", 4)
+    writer.add_uint32(f"{arch}.embedding_length", 512)
+    writer.add_uint32(f"{arch}.attention.head_count", 8)
     for name, value in fields.items():
-        key = "odd." + name.replace("__", ".")
+        key = f"{arch}.{name.replace('__', '.')}"
         (writer.add_array if isinstance(value, list) else writer.add_uint32)(key, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -60,6 +60,9 @@ def test_layers_that_differ_are_added_up(tmp_path: Path) -> None:
         {"attention__kv_lora_rank": 512},
         {"attention__sliding_window": 1024},
         {"ssm__state_size": 16},
+        {"shortconv__l_cache": 3},
+        {"kda__head_dim": 128},
+        {"arch": "llama4"},
         {"attention__head_count_kv": [2, 0, 2, 0]},
     ],
 )

@@ -21,15 +21,23 @@ _ODD: Final = (
     ("attention.kv_lora_rank", "multi-head latent attention (MLA), which keeps one compressed vector a token"),
     ("attention.key_length_mla", "multi-head latent attention (MLA), which keeps one compressed vector a token"),
     ("attention.sliding_window", "a sliding window in some layers"),
-    ("attention.chunk_size", "chunked attention, whose layers keep only a part of the context"),
+    ("attention.sliding_window_pattern", "a sliding window in some layers"),
     ("attention.shared_kv_layers", "layers that share the KV cache of others"),
     ("attention.indexer.top_k", "sparse attention with an index of its own"),
     ("full_attention_interval", "linear attention in most layers"),
     ("ssm.state_size", "recurrent layers"),
     ("ssm.conv_kernel", "recurrent layers"),
     ("wkv.head_size", "recurrent layers"),
+    ("kda.head_dim", "linear attention in some layers"),
+    ("shortconv.l_cache", "recurrent layers among those of attention"),
     ("decoder_block_count", "an encoder and a decoder, which keep two caches"),
 )  # fmt: skip
+
+
+# Built into llama.cpp for the architecture; no key of the file says it.
+_ODD_ARCHITECTURES: Final = {
+    "llama4": "chunked attention, whose layers keep only a part of the context",
+}
 
 
 class NeedsPackage(Exception):  # noqa: N818 - a fact about the installation
@@ -91,9 +99,11 @@ def _shape(path: Path, value: Callable[[str], Any], gguf: Any) -> ModelShape:
     def of(key: str) -> Any:
         return value(f"{arch}.{key}")
 
-    for key, why in _ODD:
-        if of(key):
-            raise ShapeUnknown(f"{path.name} has {why}; its KV cache is not counted yet")
+    odd = [why for key, why in _ODD if of(key)]
+    if arch in _ODD_ARCHITECTURES:
+        odd.append(_ODD_ARCHITECTURES[arch])
+    if odd:
+        raise ShapeUnknown(f"{path.name} has {odd[0]}; its KV cache is not counted yet")
     layers, heads = _count(path, of, "block_count"), _first(of("attention.head_count"))
     kv_heads = _kv_heads(path, of("attention.head_count_kv"), layers, heads)
     size = of("attention.key_length") or _count(path, of, "embedding_length") // (heads or 1)
