@@ -33,13 +33,10 @@ class Choice:
         if self._queue.waiting:
             self._end_vain_reservations()
             free = {b.name for b in self._backends.values() if b.free > 0}
-            if free:
-                return self._choose(now, free)
         else:
-            for backend in self._backends.values():
-                if backend.idle_wanted_since is not None:
-                    backend.end_idle(now)
-        return None
+            free = set()
+        self._end_idle_but(free, now)
+        return self._choose(now, free) if free else None
 
     def alone(self, now: float, newcomer: Waiting) -> Price | None:
         """The cheapest backend for a request while nobody is in line, if that has the slots for it now."""
@@ -104,6 +101,12 @@ class Choice:
             return self._least_regret(stays, spent)
         self._watch_idle(now, free, wanted)
         return None
+
+    def _end_idle_but(self, free: set[str], now: float) -> None:
+        """A slot that was lost to a resize or a failure is not idle any more: its timer would be due for ever."""
+        for backend in self._backends.values():
+            if backend.idle_wanted_since is not None and backend.name not in free:
+                backend.end_idle(now)
 
     def _ready(self, now: float, waiting: Waiting, free: set[str], due: set[str]) -> set[str]:
         """Backends that have all the slots it needs, now."""
