@@ -2,6 +2,10 @@
 
 Law of this file (law 2): a free slot and a waiting request that could use it do not coexist, unless that request is
 better off waiting for its warm backend; and then for half a second at most.
+
+A slot counts for that half second if there is one beyond doubt. Where the number is only assumed (16 for a vLLM that says
+nothing), a backend at work may have none left: sent there after half a second, requests of a warm backend waited in the
+engine's own queue with a cold prompt. In virtual time, vLLM engines of 4 slots: scenario C 3.0 s, with this 2.26 s.
 """
 
 from __future__ import annotations
@@ -89,7 +93,7 @@ class Choice:
                 price = self._accept(now, waiting, ready, promised, before)
                 if price is not None:
                     return waiting, price
-                wanted |= ready
+                wanted |= {name for name in ready if self._backends[name].surely_idle}
                 stays.append((waiting, ready))
             elif not ahead & waiting.offer.pool:
                 self._reserve(now, waiting, free, promised)

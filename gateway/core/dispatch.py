@@ -155,17 +155,20 @@ class Dispatch:
         pooled: bool = False,
         kv_tokens: int | None = None,
         kv_limit: int | None = None,
+        assumed: bool = False,
     ) -> list[Decision]:
         """A backend is new, resized, or drained. In-flight work above a smaller size goes on.
 
         `settles`: a cancelled slot is not free at once. `pooled`: its cache is one pool of blocks, of `kv_tokens`.
         `kv_limit`: tokens that its running requests may need together; None: each slot has its own.
+        `assumed`: nobody said how many slots it has.
         """
         backend = self.backends.get(name)
         if backend is None:
             backend = self.permits.returning(name) or Backend(name, self.habits)
             self.backends[name] = backend
         backend.slots, backend.draining, backend.settles = slots, draining, settles
+        backend.slots_assumed = assumed
         backend.room.tokens = kv_limit
         capacity = None
         if kv_tokens is not None:

@@ -111,6 +111,9 @@ class Backend:
     name: str
     habits: Habits = field(default_factory=Habits)
     slots: int = 1
+    slots_assumed: bool = (
+        False  # nobody said how many; the engine may queue what we send beyond its own
+    )
     share: int | None = None  # of them, what this gateway may lend of those it shares; None: all
     fitness: Fitness = Fitness.DOWN
     draining: bool = False
@@ -182,6 +185,11 @@ class Backend:
             return max(0, self.lendable - self.in_flight)
         own = self.slots if self.share is None else min(self.slots, self.share)
         return max(0, min(self.lendable, own - self.settling_permits) - self.in_flight)
+
+    @property
+    def surely_idle(self) -> bool:
+        """Is there a slot that is free beyond doubt? Of a number that is only assumed, the first one."""
+        return not self.slots_assumed or not self.in_flight
 
     def free_for(self, ticket: int) -> int:
         """Free permits, unless they are being kept for somebody else."""
