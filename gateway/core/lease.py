@@ -3,7 +3,7 @@
 Law of this file (law 1, for all gateways together): what is lent here is never more than what this gateway holds by
 the ledger, and the ledger never gives a slot to somebody before whoever held it has said that it let go, or has been
 silent for the length of its lease. The one exception: a living gateway that is cut off from the ledger for longer
-than its lease goes on with its own last share, and with one slot where it had none, so that its requests are served.
+than its lease goes on with its own last share, or with one slot for requests that have a share of nothing at all.
 
 How a slot moves. Every gateway sends a `Message` some 20 to 50 times a second: what it holds, uses, needs and asks
 for. The ledger (`runtime/cluster_ledger.lua`) answers with what is granted, and with what everybody else holds and needs. From
@@ -47,6 +47,7 @@ class Use:
     used: int  # in flight and settling
     waiting: int = 0  # of requests that could use it
     spare: bool = True  # is it fit to hold slots in advance?
+    starved: bool = False  # somebody waits who could use it, and has a share of nothing else either
 
     @property
     def need(self) -> int:
@@ -104,6 +105,7 @@ class _Holding:
     """One backend's slots here. Owned by `Lease`."""
 
     hold: int = 0  # by the ledger
+    floor: int = 0  # what it lends at least: 1 once it was starved and cut off
     share: int = 0  # what dispatch may lend: the hold, or less while some of it is let go
     peaks: list[tuple[float, int]] = field(default_factory=list)  # (when, need), ever smaller
 
@@ -143,7 +145,7 @@ class Lease:
         for name, granted in reply.granted.items():
             holding = self._holdings.get(name)
             if holding is not None:
-                holding.hold = granted
+                holding.hold, holding.floor = granted, 0
                 use = uses.get(name)
                 part = granted if use is None else self._part(now, name, holding, use)
                 holding.share = min(granted, part)
@@ -163,9 +165,9 @@ class Lease:
             holding = self._holdings[name]
             if self._epoch == UNSEEN:
                 holding.hold = max(1, use.slots // 2)
-            holding.share = holding.hold
-            if now >= self._heard_at + CUT_OFF_S:
-                holding.share = max(1, holding.hold)
+            if use.starved and now >= self._heard_at + CUT_OFF_S:
+                holding.floor = 1
+            holding.share = max(holding.floor, holding.hold)
         return True
 
     # ------------------------------------------------------------------ decisions
@@ -216,14 +218,21 @@ class Lease:
         return Claim(holding.hold, use.used, use.need, peak, ask, use.slots, use.spare)
 
     def _part(self, now: float, name: str, holding: _Holding, use: Use) -> int:
-        """Its fair part of one backend's slots."""
+        """Its fair part of one backend's slots; never what others hold by the ledger, who may have got it meanwhile."""
+        elsewhere = sum(theirs[name].held for theirs in self.others.values() if name in theirs)
         wants = {
             other: Want(theirs[name].need, theirs[name].peak, theirs[name].spare)
             for other, theirs in self.others.items()
             if name in theirs
         }
         wants[self.me] = Want(use.need, _peak(now, holding, use.need), use.spare)
-        return divide(use.slots, wants, self._turn)[self.me]
+        place = sorted(self._holdings).index(name)  # so that nobody is the last one everywhere
+        part = divide(use.slots, wants, self._turn + place)[self.me]
+        return (
+            part
+            if elsewhere + holding.hold <= use.slots
+            else min(part, max(0, use.slots - elsewhere))
+        )
 
 
 def _peak(now: float, holding: _Holding, need: int) -> int:

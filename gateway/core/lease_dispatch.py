@@ -30,13 +30,14 @@ class LeasedDispatch(Dispatch):
 
     def uses(self) -> dict[str, Use]:
         """How much of each backend's slots is in use, and how many more are waited for."""
-        waiting = self._waiting()
+        waiting, starved = self._waiting(), self._starved()
         return {
             name: Use(
                 slots=backend.slots,
                 used=backend.in_flight + backend.settling_permits,
                 waiting=waiting.get(name, 0) if backend.takes_work else 0,
                 spare=backend.takes_work,
+                starved=name in starved,
             )
             for name, backend in self.backends.items()
         }
@@ -79,6 +80,15 @@ class LeasedDispatch(Dispatch):
         if now >= self._until:
             for backend in self.backends.values():
                 backend.share = 0
+
+    def _starved(self) -> set[str]:
+        """One backend for each pool that is waited for and of which this gateway may lend nothing."""
+        found: set[str] = set()
+        for pool in self.queue.pools:
+            fit = sorted(n for n in pool if n in self.backends and self.backends[n].takes_work)
+            if fit and not any(self.backends[name].share for name in fit):
+                found.add(fit[0])
+        return found
 
     def _waiting(self) -> dict[str, int]:
         """Permits that are waited for on each backend: a request counts on all that it could use."""

@@ -73,6 +73,7 @@ class Words:
         told = {who: words for who, raw in heard.told.items() if (words := _read(raw)) is not None}
         self._limits.hear(now, {who: one.limits for who, one in told.items()})
         self._active = {who: frozenset(one.active) for who, one in told.items()}
+        self._numbers = {pair: n for pair, n in self._numbers.items() if pair[0] in told}
         for who, one in told.items():
             for name, figures in one.figures.items():
                 self._take(now, who, name, figures)

@@ -110,6 +110,29 @@ async def test_slots_hold_when_a_gateway_is_killed_and_its_slots_are_soon_used_b
 
 
 @in_loop
+async def test_a_gateway_that_is_told_to_end_gives_its_slots_back_at_once(tmp_path: Path) -> None:
+    async with (
+        redis_server() as redis,
+        FakeEngine(slots=4) as engine,
+        gateways(tmp_path, 2, redis, engine) as (one, two),
+    ):
+        engine.always(chat_stream(tokens=5, every_s=0.2))
+        kept, ended = Load(), Load()
+        ended.on(two, 4)
+        await eventually(lambda: engine.running == 4)
+        await ended.end()
+        await eventually(lambda: engine.running == 0)
+        two.signal(signal.SIGTERM)
+        assert await two.status() == 0
+        began = time.monotonic()
+        kept.on(one, 4)
+        await eventually(lambda: engine.running == 4)
+        assert time.monotonic() - began < LEASE_S / 2 * slack(), "sooner than by its lease"
+        await kept.end()
+        assert engine.peak == 4
+
+
+@in_loop
 async def test_slots_hold_when_a_gateway_stands_still_for_longer_than_its_lease(
     tmp_path: Path,
 ) -> None:

@@ -88,15 +88,19 @@ def test_a_lease_that_ended_in_a_pause_is_not_claimed_from_a_ledger_that_forgot(
     assert held == {"a": 0, "b": 1}
 
 
-def test_a_cut_off_gateway_keeps_its_share_and_one_without_any_gets_one_slot_in_the_end() -> None:
+def test_a_cut_off_gateway_keeps_its_share_and_one_that_starves_gets_one_slot_in_the_end() -> None:
     talk = Talk("a", "b")
     talk.exchange("a", used=4, waiting=1)
     talk.exchange("b")
     for name, early, late in (("a", 4, 4), ("b", 0, 1)):
         lease = talk.leases[name]
-        assert lease.lost(talk.now + 1, talk.now + 0.5, talk.uses())
+        uses = {"b": Use(4, 0, 1, starved=name == "b")}
+        assert lease.lost(talk.now + 1, talk.now + 0.5, uses)
         assert lease.shares["b"] == early
         assert lease.lost(talk.now + CUT_OFF_S, talk.now + CUT_OFF_S - 1, talk.uses())
+        assert lease.shares["b"] == early, "nobody waits in vain"
+        assert lease.lost(talk.now + CUT_OFF_S, talk.now + CUT_OFF_S - 1, uses)
+        assert lease.lost(talk.now + CUT_OFF_S + 1, talk.now + CUT_OFF_S, talk.uses())
         assert lease.shares["b"] == late
 
 
@@ -144,3 +148,16 @@ def test_a_division_is_never_too_much_and_leaves_nothing_over(
     for name, want in wants.items():
         if shares[name] < want.need:
             assert all(shares[o] <= shares[name] + 1 for o in wants), "nobody has two more"
+
+
+def test_who_returns_with_work_in_flight_does_not_lend_its_slots_again_while_others_have_them() -> (
+    None
+):
+    talk = Talk("a", "b", slots=2)
+    talk.exchange("a", used=2)
+    talk.now += OWN_LEASE_S + 2
+    assert talk.exchange("b", waiting=2) == 2
+    assert talk.exchange("a", used=2, waiting=2) == 0, "it is counted, and that is all"
+    talk.exchange("a", used=0, waiting=2)
+    held = {name: one.on["b"].held for name, one in talk.ledger.members.items()}
+    assert held == {"a": 0, "b": 2}

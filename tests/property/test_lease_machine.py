@@ -33,6 +33,7 @@ class Gateway:
     slots: int
     lease: Lease = field(init=False)
     dispatch: LeasedDispatch = field(init=False)
+    excused: set[int] = field(default_factory=set)  # tickets of when it was cut off
     in_flight: dict[int, int] = field(default_factory=dict)  # ticket: permits
     waits_for: Message | None = None
     next_at: float = 0.0  # of its own clock
@@ -55,12 +56,18 @@ class Gateway:
     def held(self) -> int:
         return sum(self.in_flight.values())
 
+    @property
+    def excess(self) -> int:
+        return sum(n for ticket, n in self.in_flight.items() if ticket in self.excused)
+
     def take(self, t: float, decisions: list[Decision]) -> None:
         for one in decisions:
             assert not isinstance(one, Refuse) or one.reason != "no_backend"
             if isinstance(one, Start):
                 lapsed = t > self.seen_at + LEASE_S and not self.lease.is_alone
                 assert not lapsed, "started by a lease that had ended while the process stood still"
+                if self.cut_off:
+                    self.excused.add(one.ticket)
                 self.in_flight[one.ticket] = self.dispatch.held[one.ticket].offer.permits
 
     def lend(self, t: float) -> None:
@@ -243,22 +250,15 @@ class LeaseMachine(RuleBasedStateMachine):
                 and gateway.name not in self.ledger.awaited
             )
             unheard = self.t > min(gateway.seen_at, gateway.heard_at) + LEASE_S
-            if unheard or forgotten:
-                gateway.cut_off = True
-            elif gateway.cut_off:
-                record = self.ledger.members.get(gateway.name)
-                if record is not None and gateway.lease.shares.get(BACKEND, 0) <= self.slots:
-                    recorded = sum(
-                        one.on[BACKEND].held for one in self.ledger.members.values() if one.on
-                    )
-                    gateway.cut_off = (
-                        recorded > self.slots or gateway.held > record.on[BACKEND].held
-                    )
+            gateway.cut_off = unheard or forgotten
+            if gateway.cut_off:
+                gateway.excused |= set(gateway.in_flight)
+            gateway.excused &= set(gateway.in_flight)
 
     @invariant()
     def law(self) -> None:
         total = sum(one.held for one in self.gateways)
-        excess = sum(min(one.held, self.slots) for one in self.gateways if one.cut_off)
+        excess = sum(one.excess for one in self.gateways)
         assert total <= self.slots + excess, (total, self.slots, excess)
 
     @invariant()
