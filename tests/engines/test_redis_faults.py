@@ -68,7 +68,7 @@ async def timed(gateway: Running) -> float:
     return time.monotonic() - began
 
 
-@pytest.mark.parametrize("delay_s", [0.1, 0.8, 5.0])
+@pytest.mark.parametrize("delay_s", [0.1, 0.5, 5.0])
 def test_no_request_waits_for_a_slow_redis(delay_s: float) -> None:
     @in_loop
     async def main() -> None:
