@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install -q --disable-pip-version-check
 LOCK := requirements-dev.lock
 LOCKED = $(PIP) -c $(LOCK) $(1) || { echo "$(LOCK) does not fit here: installing without it." >&2; $(PIP) $(1); }
 
-.PHONY: help demo test check fuzz lint lock dist release-check clean audit chaos soak bench-overhead bench-overload test-vllm test-ollama test-agents
+.PHONY: help demo test check fuzz lint lock dist release-check clean audit chaos soak bench-overhead bench-overload bench-routing bench-simulate test-vllm test-ollama test-agents
 
 help:                          ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 24
@@ -50,6 +50,12 @@ bench-overhead: $(VENV)/.dev   ## what the gateway costs, beside its peers (BENC
 
 bench-overload: $(VENV)/.dev   ## more load than the engines can serve, beside its peers
 	$(BIN)/python -m bench.overload $(BENCH)
+
+bench-routing: $(VENV)/.dev    ## where requests go, over HTTP, beside nginx, sglang-router and vllm-router (an hour; BENCH="--seeds 1")
+	$(BIN)/python -m bench.routing $(BENCH)
+
+bench-simulate: $(VENV)/.dev   ## where requests go, in virtual time, on recorded traces (ten minutes; BENCH="--trace PATH --plots docs/img")
+	$(BIN)/python -m bench.simulate --agents $(BENCH)
 
 fuzz: $(VENV)/.dev             ## the property tests with fresh randomness
 	HYPOTHESIS_PROFILE=fuzz $(BIN)/pytest -q tests/property

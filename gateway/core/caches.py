@@ -26,7 +26,8 @@ RAM_BYTES = (
     65_536 * 4
 )  # of prompt: first guess at `--cache-ram` (8 GiB by default; engines do not say it in tokens)
 MOST_RAM_BYTES = 16 * RAM_BYTES
-MOST_BLOCKS = 65_536  # of one backend's pool or RAM, however small its blocks: about 8 MB
+MOST_BLOCKS = 32_768  # of one backend's pool, however small its blocks: about 9 MB (280 bytes each, measured)
+MOST_RAM_BLOCKS = 8_192  # of one backend's RAM cache: as many as its largest size has whole ones
 GROWS, SHRINKS = 1.25, 0.8  # the guess, by one answer that speaks against it
 
 
@@ -263,7 +264,7 @@ class Ram:
         self._limit = min(int(max(self._limit, RAM_BYTES // 16) * GROWS), MOST_RAM_BYTES)
 
     def _evict(self) -> None:
-        while self._kept and (self._size > self._limit or self._blocks > MOST_BLOCKS):
+        while self._kept and (self._size > self._limit or self._blocks > MOST_RAM_BLOCKS):
             self.has_evicted = True
             self._drop(next(iter(self._kept)))
 

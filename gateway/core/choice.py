@@ -3,9 +3,9 @@
 Law of this file (law 2): a free slot and a waiting request that could use it do not coexist, unless that request is
 better off waiting for its warm backend; and then for half a second at most.
 
-A slot counts for that half second if there is one beyond doubt. Where the number is only assumed (16 for a vLLM that says
-nothing), a backend at work may have none left: sent there after half a second, requests of a warm backend waited in the
-engine's own queue with a cold prompt. In virtual time, vLLM engines of 4 slots: scenario C 3.0 s, with this 2.26 s.
+A slot counts for that half second if there is one beyond doubt. Where the number is only assumed (or probed upwards, as a
+vLLM's is), a backend at work may have none left: requests of a warm backend that were sent there waited in the engine's own
+queue with a cold prompt. In virtual time, engines of 4 slots taken for 16: mean TTFT of scenario C 2.98 s, with this 2.29 s.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class PrefixIndex:
             cache.correct(ticket, cached_bytes)
 
     def blocks(self, backend: str) -> int:
-        """Blocks held for this backend: its memory, about 100 bytes each."""
+        """Blocks held for this backend: its memory, about 280 bytes each."""
         cache = self._caches.get(backend)
         return cache.blocks if cache is not None else 0
 
