@@ -17,11 +17,13 @@ from gateway.core.residence import PRIOR_LOAD_S, Residence
 from gateway.core.room import Room
 
 PRIOR_PREFILL_RATE = 1_500.0  # tokens/s; design.md section 4, until the first sample
+CAUTIOUS_PREFILL_RATE = 50.0  # tokens/s: a small model on a busy processor
 PRIOR_SERVICE_S = 10.0  # seconds a permit is held; the same source
 BYTES_PER_TOKEN = 4.0
 LEARN = 0.2  # weight of a new sample in the moving averages
 TRUST_AFTER = 2.0  # samples of its own that weigh as much as what all backends taught
 MAX_SETTLE_S = 60.0
+BATCH_TOKENS = 2_048  # llama-server looks at who left between batches (`-b`)
 DECODE_SETTLE_S = (
     0.3  # a cancelled decode leaves a llama-server slot at its next token (engines.md 1.8)
 )
@@ -60,6 +62,11 @@ class Average:
             return self._shared.value
         weight = self.samples / (self.samples + TRUST_AFTER)
         return weight * self._own + (1 - weight) * self._shared.value
+
+    @property
+    def is_known(self) -> bool:
+        """Was anything measured, here or elsewhere?"""
+        return self.samples > 0 or (self._shared is not None and self._shared.samples > 0)
 
     def learn(self, sample: float) -> None:
         """Take a sample; what is not positive says nothing."""
@@ -222,6 +229,15 @@ class Backend:
         ours += sum(permits for at, permits in self.released if at > advice.at - 2.0)
         foreign = max(0, advice.running + (advice.waiting or 0) - ours)
         return foreign * (1 - age / REPORT_FADES_S)
+
+    def prefill_left_s(self, tokens: int, elapsed_s: float) -> float:
+        """How long it may go on computing these prompt tokens, `elapsed_s` after they were sent.
+
+        While no rate was ever measured, a slow one: to lend a slot that is still at work is worse than to wait for the
+        report that shows it idle.
+        """
+        rate = self.prefill_rate.value if self.prefill_rate.is_known else CAUTIOUS_PREFILL_RATE
+        return tokens / rate - elapsed_s
 
     def settle(self, now: float, seconds: float, permits: int, tokens: int = 0) -> None:
         self.settling.append(Settling(now, now + min(seconds, MAX_SETTLE_S), permits, tokens))

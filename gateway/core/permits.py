@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gateway.core.cost import Price
 from gateway.core.fairness import Lines
-from gateway.core.fleet import DECODE_SETTLE_S, Backend, Fitness
+from gateway.core.fleet import BATCH_TOKENS, DECODE_SETTLE_S, Backend, Fitness
 from gateway.core.prefix import BLOCK_BYTES, PrefixIndex
 from gateway.core.tickets import Affinity, Held, Offer, Used, Waiting
 
@@ -78,10 +78,11 @@ class Permits:
         backend.released.append((now, permits))
         self._lines.released(held.line, (now - held.since) * permits - held.expected_s)
         if cancelled and backend.settles:
-            rest = DECODE_SETTLE_S
+            others = backend.backlog_tokens - held.tokens
+            rest = DECODE_SETTLE_S + backend.prefill_left_s(min(others, BATCH_TOKENS), 0.0)
             if held.first_token_at is None:
-                prefill = held.work_tokens / backend.prefill_rate.value
-                rest = max(rest, prefill - (now - held.since))
+                tokens = held.ahead_tokens + held.work_tokens
+                rest = max(rest, backend.prefill_left_s(tokens, now - held.since))
             backend.settle(now, rest, permits, held.promised_tokens)
         _drop_backlog(held)
         return held
@@ -105,7 +106,8 @@ class Permits:
         if held.loads:  # what it took says more about the load
             return
         work += held.ahead_tokens
-        backend.answer_s.learn(_answer_s(now, held, work))
+        # of an answer that was not streamed nobody knows when its first token came: the whole, rather than too little
+        backend.answer_s.learn(now - (held.first_token_at or held.since))
         if held.first_token_at is not None and work >= 64:
             seconds = max(held.first_token_at - held.since, 1e-3)
             backend.prefill_rate.learn(work / seconds)
@@ -148,14 +150,6 @@ def others_for(held: Held, backends: dict[str, Backend]) -> list[Backend]:
     """Where this request may be tried again: not where it was, and never on what is down."""
     left = (backends.get(name) for name in held.offer.pool - held.tried)
     return [b for b in left if b and b.is_hopeful and b.slots >= held.offer.permits]
-
-
-def _answer_s(now: float, held: Held, work: int) -> float:
-    """From its first token to its end; of an answer that was not streamed, what its prefill does not explain."""
-    if held.first_token_at is not None:
-        return now - held.first_token_at
-    whole = now - held.since
-    return max(whole - work / held.backend.prefill_rate.value, whole / 10)
 
 
 def _drop_backlog(held: Held) -> None:

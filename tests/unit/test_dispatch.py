@@ -237,7 +237,8 @@ def test_a_cancelled_slot_of_another_engine_is_free_at_once() -> None:
 
 def test_a_cancelled_prefill_settles_for_what_is_left_of_it_but_a_minute_at_most() -> None:
     desk = settling_desk()
-    first = desk.offer(prompt_bytes=4 * 1500 * 10)  # ten seconds at the prior rate
+    desk.dispatch.backends["a"].prefill_rate.learn(1500)
+    first = desk.offer(prompt_bytes=4 * 1500 * 10)  # ten seconds at that rate
     second = desk.offer("bob")
     desk.wait(4.0)
     desk.leave(first)
@@ -253,6 +254,32 @@ def test_a_cancelled_prefill_settles_for_what_is_left_of_it_but_a_minute_at_most
     desk.leave(third)
     desk.wait(MAX_SETTLE_S + 0.1)
     assert desk.offer() in desk.running
+
+
+def test_while_no_rate_is_known_a_cancelled_prefill_is_taken_for_a_slow_one() -> None:
+    desk = settling_desk()
+    first = desk.offer(prompt_bytes=4 * 1000)  # twenty seconds at 50 tokens/s
+    second = desk.offer("bob")
+    desk.leave(first)
+    desk.wait(19.0)
+    assert desk.waits(second)
+    desk.wait(1.5)
+    assert second in desk.running
+
+
+def test_a_cancelled_decode_settles_for_the_batch_of_the_prefill_beside_it() -> None:
+    desk = Desk(queue=5, a=2)
+    desk.put("a", 2, settles=True)
+    desk.dispatch.backends["a"].prefill_rate.learn(1000)
+    decoding = desk.offer()
+    desk.dispatch.first_token(desk.now, decoding)
+    desk.offer("bob", prompt_bytes=4 * 100_000)
+    waiting = desk.offer("cat")
+    desk.leave(decoding)
+    desk.wait(2.0)
+    assert desk.waits(waiting), "the engine looks at who left once its batch of 2,048 tokens is done"
+    desk.wait(0.5)
+    assert waiting in desk.running
 
 
 def test_a_report_asked_for_after_the_cancel_says_that_the_slot_is_idle() -> None:
