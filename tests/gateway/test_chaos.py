@@ -53,6 +53,7 @@ class Laws:
     def __init__(self, slotgate: Reloading) -> None:
         self.dispatch = slotgate.gateway.dispatcher.dispatch
         self.lent: dict[Backend, int] = {}  # also of those that are removed, and may return
+        self.slots: dict[Backend, int] = {}  # at the last look
         self.since: dict[int, float] = {}
         self.looks = 0
 
@@ -62,13 +63,18 @@ class Laws:
         self._idle()
 
     def _permits(self) -> None:
-        """Law 1, also while a backend is smaller than what it has in flight: then nothing new is lent."""
+        """Law 1, also while a backend is smaller than what it has in flight: then nothing new is lent.
+
+        Between two looks permits may have been lent first and the backend have shrunk then; the property machine
+        looks after every event.
+        """
         for backend in self.dispatch.backends.values():
             lent = backend.in_flight + backend.settling_permits
             before = self.lent.get(backend, 0)
-            assert lent <= max(backend.slots, before), f"{backend.name}: {before} -> {lent} lent"
+            slots = max(backend.slots, self.slots.get(backend, 0))
+            assert lent <= max(slots, before), f"{backend.name}: {before} -> {lent} lent of {slots}"
             assert backend.in_flight >= 0
-            self.lent[backend] = lent
+            self.lent[backend], self.slots[backend] = lent, backend.slots
 
     def _idle(self) -> None:
         """Law 2."""
