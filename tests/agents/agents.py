@@ -1,7 +1,7 @@
-"""Real agents against the gateway and a scripted engine: does each get an answer through it?
+"""Real agents against the gateway: does each get through a turn, through a refusal, and does one that dies give its slot back?
 
     PATH=…/node_modules/.bin:$PATH NODE_PATH=…/node_modules AGENTS_PYTHON=…/bin/python \
-        .venv/bin/python -m tests.agents.agents [NAME…]
+        .venv/bin/python -m tests.agents.agents [AGENT… | SITUATION…]
 
 AGENTS_PYTHON is an interpreter that has langchain-openai and litellm.
 
@@ -12,207 +12,220 @@ Each runs with an empty home and only the environment given here, so that it tou
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fakes.connection import Script
+from gateway.cli.local_engine import MODEL_NAME, EngineOptions, EngineUnavailable, LocalEngine
+from tests.agents.recipes import MODEL, MOST_TOKENS, SAID, TRIALS, Trial
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import Running, running_gateway
-from tests.fakes.running import run, slack
-from tests.fakes.scripts import stream
-from tests.fakes.wires import typed
+from tests.fakes.running import eventually, run, slack
+from tests.fakes.scripts import HANG, raw
 
-MODEL = "m"
-SAID = "word3"  # of the scripted engine's answer
 PATIENCE_S = 120.0
-PYTHON = os.environ.get("AGENTS_PYTHON", "AGENTS_PYTHON")
-
-AI_SDK = """
-const { createOpenAICompatible } = require('@ai-sdk/openai-compatible');
-const { generateText, streamText } = require('ai');
-const gw = createOpenAICompatible({ name: 'gw', baseURL: process.env.BASE + '/v1', apiKey: process.env.KEY });
-(async () => {
-  const { text } = await generateText({ model: gw('m'), prompt: 'say hi' });
-  let streamed = '';
-  for await (const piece of streamText({ model: gw('m'), prompt: 'say hi' }).textStream) streamed += piece;
-  if (text !== streamed) throw new Error(`${text} is not ${streamed}`);
-  console.log(streamed);
-})();
-"""
-
-LANGCHAIN = """
-import os
-from langchain_openai import ChatOpenAI
-chat = ChatOpenAI(base_url=os.environ["BASE"] + "/v1", api_key=os.environ["KEY"], model="m")
-whole = chat.invoke("say hi").content
-assert whole == "".join(part.content for part in chat.stream("say hi"))
-print(whole)
-"""
-
-LITELLM = """
-import os, litellm
-asked = dict(model="openai/m", api_base=os.environ["BASE"] + "/v1", api_key=os.environ["KEY"],
-             messages=[{"role": "user", "content": "say hi"}])
-whole = litellm.completion(**asked).choices[0].message.content
-parts = [part.choices[0].delta.content or "" for part in litellm.completion(**asked, stream=True)]
-assert whole == "".join(parts)
-print(whole)
-"""
+REAL_PATIENCE_S = 300.0  # a real engine reads thousands of tokens, and some agents ask it to go on
+SLOTS = 4
+CONTEXT = 32_768  # tokens, of the real engine: the longest first prompt of these agents, with room
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """How to run one agent once. `prepare` writes its settings into its home."""
+class Agent:
+    """One agent that is about to be started, and where it lives meanwhile."""
 
+    trial: Trial
     program: str
-    arguments: Callable[[Path], list[str]]
-    environ: Callable[[Path, str, str], Mapping[str, str]] = lambda _home, _base, _key: {}
-    prepare: Callable[[Path, str, str], None] = lambda _home, _base, _key: None
-    answer: Script | None = None  # in place of the engine's usual one
+    home: Path
+
+    @contextlib.asynccontextmanager
+    async def started(
+        self, slotgate: Running, *, sampled: bool = False
+    ) -> AsyncIterator[asyncio.subprocess.Process]:
+        """Its process, in a group of its own, none of which outlives the block."""
+        base, key = slotgate.base_url, slotgate.keys["agent"]
+        self.trial.prepare(self.home, base, key)
+        environ = {
+            "PATH": os.environ["PATH"],
+            "NODE_PATH": os.environ.get("NODE_PATH", ""),
+            "HOME": str(self.home),
+            "BASE": base,
+            "KEY": key,
+            "SAMPLED": "1" if sampled else "",
+            **self.trial.environ(self.home, base, key),
+        }
+        process = await asyncio.create_subprocess_exec(
+            *(self.program, *self.trial.arguments(self.home)),
+            cwd=self.home,
+            env=environ,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            kill(process)
+            await process.communicate()
 
 
-def _codex(home: Path, base: str, _key: str) -> None:
-    (home / "config.toml").write_text(
-        f'model = "{MODEL}"\nmodel_provider = "gw"\n[model_providers.gw]\nname = "gw"\n'
-        f'base_url = "{base}/v1"\nenv_key = "KEY"\nwire_api = "responses"\n'
-    )
+def kill(process: asyncio.subprocess.Process) -> None:
+    """The agent and what it started, without a word to the gateway."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
-def _opencode(home: Path, base: str, key: str) -> None:
-    provider = {
-        "npm": "@ai-sdk/openai-compatible",
-        "options": {"baseURL": f"{base}/v1", "apiKey": key},
-        "models": {MODEL: {"limit": {"context": 100_000, "output": 1000}}},
-    }
-    (home / "opencode.json").write_text(json.dumps({"provider": {"gw": provider}}))
+async def told_by(process: asyncio.subprocess.Process, within_s: float = PATIENCE_S) -> str:
+    """What it said until it ended. Raises AssertionError when it failed or took too long."""
+    try:
+        out, _ = await asyncio.wait_for(process.communicate(), within_s * slack())
+    except TimeoutError:
+        raise AssertionError(f"it did not end within {within_s * slack():.0f} s") from None
+    text = out.decode(errors="replace")
+    assert process.returncode == 0, f"status {process.returncode}: {text[-600:]}"
+    return text
 
 
-def _items() -> Script:
-    """A response with its items, which one agent insists on."""
-    part = {"type": "output_text", "annotations": [], "text": SAID}
-    item = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed"}
-    done = {**item, "content": [part]}
-    usage = {"input_tokens": 5, "output_tokens": 1, "total_tokens": 6}
-    response = {"id": "resp_1", "object": "response", "status": "completed"}
-    where = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
-    events = [
-        {"type": "response.created", "response": {**response, "status": "in_progress"}},
-        {"type": "response.output_item.added", "output_index": 0, "item": {**item, "content": []}},
-        {"type": "response.output_text.delta", **where, "delta": SAID},
-        {"type": "response.output_item.done", "output_index": 0, "item": done},
-        {"type": "response.completed", "response": {**response, "output": [done], "usage": usage}},
-    ]
-    return stream([typed(event) for event in events])
+async def turn(agent: Agent) -> str:
+    """It asks, is answered, and shows the answer."""
+    async with _scripted(agent.trial) as (engine, slotgate):
+        async with agent.started(slotgate) as process:
+            text = await told_by(process)
+        outcomes = await slotgate.outcomes()
+        asked = Counter(request.path for request in engine.requests)
+    assert SAID in text, f"it did not show the answer: {text[-600:]}"
+    assert set(outcomes) == {"served"}, outcomes
+    return ", ".join(f"{count} x {path}" for path, count in asked.items())
 
 
-TRIALS: dict[str, Trial] = {
-    "claude-code": Trial(
-        "claude",
-        lambda _home: ["-p", "say hi"],
-        lambda home, base, key: {
-            "ANTHROPIC_BASE_URL": base,
-            "ANTHROPIC_AUTH_TOKEN": key,
-            "ANTHROPIC_MODEL": MODEL,
-            "ANTHROPIC_SMALL_FAST_MODEL": MODEL,
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            "DISABLE_AUTOUPDATER": "1",
-            "CLAUDE_CONFIG_DIR": str(home),
-        },
-    ),
-    "codex": Trial(
-        "codex",
-        lambda _home: ["exec", "--skip-git-repo-check", "say hi"],
-        lambda home, _base, _key: {"CODEX_HOME": str(home)},
-        _codex,
-        _items(),
-    ),
-    "opencode": Trial(
-        "opencode",
-        lambda _home: ["run", "-m", f"gw/{MODEL}", "say hi"],
-        lambda _home, _base, _key: {
-            "OPENCODE_DISABLE_MODELS_FETCH": "1",
-            "OPENCODE_DISABLE_AUTOUPDATE": "1",
-        },
-        _opencode,
-    ),
-    "ai-sdk": Trial("node", lambda _home: ["-e", AI_SDK]),
-    "langchain": Trial(PYTHON, lambda _home: ["-c", LANGCHAIN]),
-    "litellm": Trial(
-        PYTHON,
-        lambda _home: ["-c", LITELLM],
-        lambda _home, _base, _key: {"LITELLM_LOCAL_MODEL_COST_MAP": "True"},
-    ),
+async def refusal(agent: Agent) -> str:
+    """Every slot is held and nobody may wait: it gets the gateway's own 503 (529) with Retry-After, and asks again."""
+    async with _scripted(agent.trial, held=SLOTS, queue=0) as (engine, slotgate):
+        others = [asyncio.create_task(slotgate.chat()) for _ in range(SLOTS)]
+        await eventually(lambda: engine.running == SLOTS)
+        async with agent.started(slotgate) as process:
+            await eventually(lambda: _refused(slotgate), PATIENCE_S, "it was never refused")
+            for other in others:
+                other.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            text = await told_by(process)
+        outcomes = await slotgate.outcomes()
+    assert SAID in text, f"it did not show the answer: {text[-600:]}"
+    assert set(outcomes) == {"queue_full", "served", "client_gone"}, outcomes
+    assert outcomes["client_gone"] == SLOTS, outcomes
+    return f"refused {outcomes['queue_full']:g} x, then served {outcomes['served']:g} x"
+
+
+async def hang_up(agent: Agent) -> str:
+    """It is killed in the middle of an answer: the engine is left at once, and every slot is free."""
+    async with _scripted(None) as (engine, slotgate):
+        engine.behaviour.itl_s = 3600
+        async with agent.started(slotgate) as process:
+            await eventually(lambda: engine.running > 0, PATIENCE_S, "it never asked")
+            held = engine.running
+            kill(process)
+            since = time.monotonic()
+            await eventually(lambda: engine.inside == 0, 5, "the engine still works for it")
+            seconds = time.monotonic() - since
+        await eventually(lambda: _idle(slotgate), 5, "the slot is not free")
+        outcomes = await slotgate.outcomes()
+        engine.behaviour.itl_s = 0
+        assert (await slotgate.chat()).status_code == 200
+    assert set(outcomes) == {"client_gone"}, outcomes
+    return f"{held} slot{'s'[: held - 1]} free after {seconds * 1000:.0f} ms"
+
+
+async def real_turn(agent: Agent) -> str:
+    """One turn with a real llama.cpp server, whose small model says what it likes."""
+    options = EngineOptions(slots=1, ctx=CONTEXT, threads=2, n_predict=MOST_TOKENS)
+    try:
+        async with (
+            LocalEngine(options) as engine,
+            running_gateway(
+                engine.url, keys=["agent"], models={MODEL: {"ids": [MODEL_NAME]}}, lag_limit_s=10
+            ) as slotgate,
+        ):
+            slotgate.models.add(MODEL_NAME)  # the harness knows the models of scripted engines only
+            async with agent.started(slotgate, sampled=True) as process:
+                text = await told_by(process, REAL_PATIENCE_S)
+            outcomes = await slotgate.outcomes()
+            read = await slotgate.metric("prompt_tokens_total")
+    except EngineUnavailable as unavailable:
+        return f"skipped: {unavailable}"
+    assert text.strip(), "it showed nothing"
+    fine = {"served", "client_gone"} if agent.trial.leaves_first else {"served"}
+    assert outcomes and set(outcomes) <= fine, outcomes
+    ended = ", ".join(f"{outcome} {count:g} x" for outcome, count in outcomes.items())
+    return f"{ended}, {read:g} prompt tokens"
+
+
+SITUATIONS: dict[str, Callable[[Agent], Awaitable[str]]] = {
+    "turn": turn,
+    "refusal": refusal,
+    "hang-up": hang_up,
+    "real": real_turn,
 }
 
 
-async def attempt(name: str, trial: Trial) -> str:
-    """One agent, once: what became of it, in a line."""
+async def attempt(name: str, situation: str) -> str:
+    """One agent in one situation: what became of it, in a line."""
+    trial = TRIALS[name]
     program = shutil.which(trial.program)
     if program is None:
         return f"skipped: {trial.program} is not on PATH"
+    since = time.monotonic()
     with tempfile.TemporaryDirectory(prefix=f"slotgate-{name}-") as folder:
-        home = Path(folder)
-        async with (
-            FakeEngine(slots=4) as engine,
-            running_gateway(engine, keys=["agent"], lag_limit_s=10) as slotgate,
-        ):
-            engine.behaviour.context_per_slot = 200_000
-            if trial.answer is not None:
-                engine.always(trial.answer)
-            since = time.monotonic()
-            status, told = await _run(trial, program, home, slotgate)
-            seconds = time.monotonic() - since
-            outcomes = await slotgate.outcomes()
-            asked = Counter(request.path for request in engine.requests)
-    if status != 0 or SAID not in told or set(outcomes) != {"served"}:
-        return f"FAILED with status {status}, {outcomes}: {told[-600:]}"
-    calls = ", ".join(f"{count} x {path}" for path, count in asked.items())
-    return f"works: {seconds:.1f} s, {calls}"
+        try:
+            told = await SITUATIONS[situation](Agent(trial, program, Path(folder)))
+        except AssertionError as failed:
+            return f"FAILED: {failed}"
+    if told.startswith("skipped"):
+        return told
+    return f"works: {time.monotonic() - since:.1f} s, {told}"
 
 
-async def _run(trial: Trial, program: str, home: Path, slotgate: Running) -> tuple[int, str]:
-    base, key = slotgate.base_url, slotgate.keys["agent"]
-    trial.prepare(home, base, key)
-    environ = {
-        "PATH": os.environ["PATH"],
-        "NODE_PATH": os.environ.get("NODE_PATH", ""),
-        "HOME": str(home),
-        "BASE": base,
-        "KEY": key,
-        **trial.environ(home, base, key),
-    }
-    process = await asyncio.create_subprocess_exec(
-        *(program, *trial.arguments(home)),
-        cwd=home,
-        env=environ,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        out, _ = await asyncio.wait_for(process.communicate(), PATIENCE_S * slack())
-    except TimeoutError:
-        process.kill()
-        out, _ = await process.communicate()
-        return -1, "timed out: " + out.decode(errors="replace")
-    return process.returncode or 0, out.decode(errors="replace")
+@contextlib.asynccontextmanager
+async def _scripted(
+    trial: Trial | None, held: int = 0, queue: int | str = "auto"
+) -> AsyncIterator[tuple[FakeEngine, Running]]:
+    """A scripted engine behind the gateway. The first `held` requests get no answer at all, the others the trial's."""
+    async with FakeEngine(slots=SLOTS) as engine:
+        engine.behaviour.context_per_slot = 200_000
+        engine.script(*[raw(HANG)] * held)
+        if trial is not None and trial.answer is not None:
+            engine.always(trial.answer)
+        async with running_gateway(
+            engine, keys=["agent"], admission={"queue": queue}, lag_limit_s=10
+        ) as slotgate:
+            yield engine, slotgate
 
 
-def main(names: list[str]) -> int:
-    """Exit status 1 when an agent that is there got no answer."""
+async def _refused(slotgate: Running) -> bool:
+    return await slotgate.metric("requests_total", outcome="queue_full") > 0
+
+
+async def _idle(slotgate: Running) -> bool:
+    return await slotgate.metric("in_flight") == 0
+
+
+def main(words: list[str]) -> int:
+    """Exit status 1 when an agent that is there did not do well."""
+    situations = [word for word in words if word in SITUATIONS] or list(SITUATIONS)
+    names = [word for word in words if word not in SITUATIONS] or list(TRIALS)
     failed = False
-    for name in names or list(TRIALS):
-        told = run(attempt(name, TRIALS[name]))
-        failed = failed or told.startswith("FAILED")
-        print(f"{name}: {told}")
+    for name in names:
+        for situation in situations:
+            told = run(attempt(name, situation))
+            failed = failed or told.startswith("FAILED")
+            print(f"{name}, {situation}: {told}", flush=True)
     return int(failed)
 
 
