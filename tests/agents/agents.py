@@ -162,7 +162,8 @@ async def real_turn(agent: Agent) -> str:
         return f"skipped: {unavailable}"
     assert text.strip(), "it showed nothing"
     fine = {"served", "client_gone"} if agent.trial.leaves_first else {"served"}
-    assert outcomes and set(outcomes) <= fine, outcomes
+    assert outcomes, "it asked for nothing"
+    assert set(outcomes) <= fine, outcomes
     ended = ", ".join(f"{outcome} {count:g} x" for outcome, count in outcomes.items())
     return f"{ended}, {read:g} prompt tokens"
 
