@@ -42,15 +42,13 @@ class CrowdMachine(RuleBasedStateMachine):
         for name, slots in SLOTS.items():
             self.dispatch.put(self.now, name, slots=slots, settles=True)
             self.dispatch.report(self.now, name, Fitness.UP, None, self.now)
-        for _ in range(8):  # slow to read, quick to answer: a warm backend is worth waiting for
-            self.offer(BOTH, 1, 9, 4)
-            ticket = len(self.offers)
-            self.now += 20.0
-            self.dispatch.first_token(self.now, ticket)
-            self.end(0, cancelled=False, took=0.0)
-        for backend in self.dispatch.backends.values():
-            for _ in range(20):
+            backend = self.dispatch.backends[name]
+            for _ in range(
+                20
+            ):  # slow to read, quick to answer: a warm backend is worth waiting for
+                backend.prefill_rate.learn(200.0)
                 backend.answer_s.learn(1.0)
+                backend.service_s.learn(1.0)
 
     # ---------------------------------------------------------------- what happens
 
@@ -76,13 +74,23 @@ class CrowdMachine(RuleBasedStateMachine):
         for turns in range(1, count + 1):
             self.offer(BOTH, 1, number, turns)
 
+    @rule(number=st.integers(0, 3), seconds=st.sampled_from([0.3, 0.6, 1.2]))
+    def crowd_that_waits(self, number: int, seconds: float) -> None:
+        """Nobody leaves for a while: patience is what moves."""
+        for ticket in list(self.running):
+            self.finish(ticket, cancelled=False)
+        self.crowd(4, number)
+        self.pass_time(seconds)
+
     @precondition(lambda self: self.running)
     @rule(index=st.integers(0, 9), cancelled=st.booleans(), took=st.sampled_from([0.0, 0.2, 1.5]))
     def end(self, index: int, cancelled: bool, took: float) -> None:
         self.pass_time(took)
         ticket = self.one_of(self.running, index)
-        if ticket is None:
-            return
+        if ticket is not None:
+            self.finish(ticket, cancelled=cancelled)
+
+    def finish(self, ticket: int, *, cancelled: bool) -> None:
         name, offer = self.running.pop(ticket), self.offers[ticket]
         if cancelled:
             self.settling.append((self.now + DECODE_SETTLE_S - LATE, name, offer.permits))
@@ -212,3 +220,34 @@ class CrowdMachine(RuleBasedStateMachine):
 
 
 TestCrowd = CrowdMachine.TestCase
+
+
+def test_a_slot_idle_for_half_a_second_goes_to_who_waits_for_a_warm_backend() -> None:
+    machine = CrowdMachine()
+    machine.fleet()
+    machine.offer(BOTH, 1, 0, 4)
+    (home,) = machine.running.values()
+    machine.finish(1, cancelled=False)
+    for turns in (5, 6, 7):
+        machine.offer(BOTH, 1, 0, turns)
+    while machine.dispatch.backends[home].free:
+        machine.offer(BOTH, 1, 0, 4)
+    free = sum(backend.free for backend in machine.dispatch.backends.values())
+    assert machine.waiting, "somebody is better off waiting"
+    assert free, "and a slot is idle meanwhile"
+    before = len(machine.running)
+    machine.pass_time(PATIENCE_S - 0.1)
+    assert len(machine.running) == before
+    machine.pass_time(0.1)
+    assert len(machine.running) > before
+
+
+def test_a_slot_that_was_wanted_and_is_lost_to_a_resize_leaves_no_timer_due() -> None:
+    machine = CrowdMachine()
+    machine.fleet()
+    machine.crowd(4, 0)
+    backend = machine.dispatch.backends["two"]
+    backend.idle_wanted_since = backend.idle_wanted_since or machine.now
+    machine.take(machine.dispatch.put(machine.now, "two", slots=1, settles=True))
+    assert not backend.free
+    machine.pass_time(1.0)  # which holds that nothing stays due
