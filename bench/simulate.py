@@ -39,11 +39,16 @@ class Cell:
     load: int  # percent; 0: closed loop
     requests: int
     uneven: bool = False
+    cache: int = 60_000  # tokens of the KV pool, or of llama-server's RAM cache
 
     @property
     def label(self) -> str:
         name = Path(self.trace).name.split("_")[0] if self.load else self.trace
-        return f"{name}, {self.kind}{', uneven' if self.uneven else ''}"
+        return f"{name}, {self.kind}{', uneven' if self.uneven else ''}{self._size}"
+
+    @property
+    def _size(self) -> str:
+        return f", cache of {self.cache:,} tokens" if self.cache != 60_000 else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +68,15 @@ def q(values: Iterable[float], part: float) -> float:
 
 
 def world_of(cell: Cell, name: str, seed: int) -> World:
-    speeds = [Speed(cell.kind, prefill=2000.0 * _factor(cell, n)) for n in range(cell.engines)]
+    speeds = [_speed(cell, n) for n in range(cell.engines)]
     world = World([Engine(n, speed) for n, speed in enumerate(speeds)], None)
     policy(name, world, seed)
     return world
+
+
+def _speed(cell: Cell, n: int) -> Speed:
+    prefill = 2000.0 * _factor(cell, n)
+    return Speed(cell.kind, prefill=prefill, kv_tokens=cell.cache, ram_tokens=cell.cache)
 
 
 def _factor(cell: Cell, n: int) -> float:
@@ -173,12 +183,14 @@ def cells_of(args: argparse.Namespace) -> list[Cell]:
             for count in engines:
                 requests = args.requests or max(1500, 60 * count)
                 out += [
-                    Cell(path, kind, count, int(load), requests, args.uneven)
+                    Cell(path, kind, count, int(load), requests, args.uneven, args.cache)
                     for load in args.loads.split(",")
                 ]
     if args.agents or not args.trace:
         out += [
-            Cell(name, kind, 4, 0, 0, args.uneven) for name in traces.SCENARIOS for kind in kinds
+            Cell(name, kind, 4, 0, 0, args.uneven, args.cache)
+            for name in traces.SCENARIOS
+            for kind in kinds
         ]
     return out
 
@@ -191,7 +203,7 @@ def calibrate(
     wanted = {}
     for cell in cells:
         for seed in range(seeds if cell.load else 0):
-            key = f"{Path(cell.trace).name} {cell.kind} {cell.engines} {cell.requests} {cell.uneven} {seed}"
+            key = f"{Path(cell.trace).name} {cell.kind} {cell.engines} {cell.requests} {cell.uneven} {cell.cache} {seed}"
             wanted[key] = (cell, seed)
     missing = [key for key in wanted if key not in known]
     for key, value in zip(missing, pool.map(_full, [wanted[k] for k in missing]), strict=True):
@@ -222,6 +234,9 @@ def main() -> None:
     )
     p.add_argument(
         "--uneven", action="store_true", help="engines of half, once and twice the speed"
+    )
+    p.add_argument(
+        "--cache", type=int, default=60_000, help="tokens that an engine's pool or RAM cache holds"
     )
     p.add_argument("--only", help="names of policies, with commas")
     p.add_argument("--processes", type=int, default=2)
@@ -293,7 +308,7 @@ def conclude(rows: dict[Cell, dict]) -> None:
 def _plain(cell: Cell) -> dict:
     return {
         "trace": Path(cell.trace).name, "kind": cell.kind, "engines": cell.engines, "load": cell.load,
-        "requests": cell.requests, "uneven": cell.uneven,
+        "requests": cell.requests, "uneven": cell.uneven, "cache": cell.cache,
     }  # fmt: skip
 
 

@@ -23,12 +23,13 @@ TAKE_OVER = (
 SAVE_BELOW = 0.50  # a slot that keeps less than this of its sequence saves it to RAM first
 RESTORE_ABOVE = 0.25  # a saved sequence is restored when at least this share of it is used
 RAM_BYTES = (
-    65_536 * 4
-)  # of prompt: first guess at `--cache-ram` (8 GiB by default; engines do not say it in tokens)
-MOST_RAM_BYTES = 16 * RAM_BYTES
-MOST_BLOCKS = 32_768  # of one backend's pool, however small its blocks: about 9 MB (280 bytes each, measured)
-MOST_RAM_BLOCKS = 8_192  # of one backend's RAM cache: as many as its largest size has whole ones
-GROWS, SHRINKS = 1.25, 0.8  # the guess, by one answer that speaks against it
+    4 << 20
+)  # a million tokens: first guess at `--cache-ram`, which engines do not say; and the most
+MOST_BLOCKS = (
+    32_768  # of one backend's pool, however small its blocks: about 9 MB (280 bytes each, measured)
+)
+MOST_RAM_BLOCKS = 16_384  # of one backend's RAM cache
+GROWS, SHRINKS = 1.25, 0.4  # the guess, by one answer that speaks against it
 
 
 class Cache(Protocol):
@@ -220,6 +221,11 @@ class Sequences:
 class Ram:
     """What slots lost, oldest first. Owned by one `Sequences`.
 
+    Its size is guessed high and shrinks by evidence: a prompt that is sent where it is not shows the error at once, one
+    that is never sent where it is shows nothing. Mean TTFT of 8 cells of traces against the best other policy, first guess
+    65,536 tokens / a million: 0.868 / 0.875 with engines that hold 60,000, 0.949 / 0.840 with those that hold a million.
+    Shrinking by 0.8 in place of 0.4: 0.883 and 0.836.
+
     Each block remembers the newest sequence that has it, so looking for a prefix does not go through all of them.
     """
 
@@ -261,7 +267,7 @@ class Ram:
         self._evict()
 
     def grow(self) -> None:
-        self._limit = min(int(max(self._limit, RAM_BYTES // 16) * GROWS), MOST_RAM_BYTES)
+        self._limit = min(int(max(self._limit, RAM_BYTES // 256) * GROWS), RAM_BYTES)
 
     def _evict(self) -> None:
         while self._kept and (self._size > self._limit or self._blocks > MOST_RAM_BLOCKS):
