@@ -59,8 +59,12 @@ class Openings:
         )
 
     def _is_wanted(self, backend: Backend) -> bool:
+        """By somebody who could have it: more permits than it lends are waited for elsewhere."""
         name, has = backend.name, backend.residence.has
         return any(
-            name in one.offer.pool and name not in one.tried and has(one.offer.model_on(name))
+            name in one.offer.pool
+            and name not in one.tried
+            and one.offer.permits <= backend.lendable
+            and has(one.offer.model_on(name))
             for one in self._queue
         )
