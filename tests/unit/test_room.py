@@ -88,6 +88,7 @@ def test_what_was_kept_for_a_large_request_is_free_when_its_client_leaves() -> N
 
 def test_a_cancelled_request_holds_its_room_until_its_slot_has_settled() -> None:
     one = desk(kv_limit=1000, settles=True)
+    one.dispatch.backends["a"].prefill_rate.learn(1500)
     first = one.offer(prompt_bytes=500 * TOKEN, max_tokens=100)
     one.end(first, cancelled=True)
     second = one.offer(prompt_bytes=500 * TOKEN, max_tokens=100)
