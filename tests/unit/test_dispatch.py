@@ -277,7 +277,9 @@ def test_a_cancelled_decode_settles_for_the_batch_of_the_prefill_beside_it() -> 
     waiting = desk.offer("cat")
     desk.leave(decoding)
     desk.wait(2.0)
-    assert desk.waits(waiting), "the engine looks at who left once its batch of 2,048 tokens is done"
+    assert desk.waits(waiting), (
+        "the engine looks at who left once its batch of 2,048 tokens is done"
+    )
     desk.wait(0.5)
     assert waiting in desk.running
 
