@@ -13,6 +13,8 @@ from typing import Any
 
 import httpx2
 
+from gateway.cli.ops.percentile import spread
+
 CHAT = "/v1/chat/completions"
 TIMEOUT_S = 300.0
 READY_S = 60.0
@@ -118,14 +120,15 @@ async def burst(client: httpx2.AsyncClient, model: str, size: int, max_tokens: i
     answers = await asyncio.gather(
         *(_one_of_burst(client, model, number, max_tokens) for number in range(size))
     )
-    refusals = sorted(seconds for status, seconds, _ in answers if status == 503)
+    refusals = [seconds for status, seconds, _ in answers if status == 503]
+    times = spread(refusals)
     served = sum(status == 200 for status, _, _ in answers)
     waits = [wait for status, _, wait in answers if status == 503 and wait is not None]
     return Burst(
         served=served,
         refused=len(refusals),
         failed=size - served - len(refusals),
-        refusal_p99_ms=1000 * _p99(refusals),
+        refusal_p99_ms=1000 * times.p99 if times else 0.0,
         retry_after_s=(min(waits), max(waits)) if waits else None,
     )
 
@@ -187,11 +190,6 @@ def _event(line: str) -> dict[str, Any]:
 def _text(event: dict[str, Any]) -> str:
     choices = event.get("choices") or [{}]
     return (choices[0].get("delta") or {}).get("content") or ""
-
-
-def _p99(ordered: list[float]) -> float:
-    """The least value that 99 % do not exceed (nearest rank)."""
-    return ordered[math.ceil(0.99 * len(ordered)) - 1] if ordered else 0.0
 
 
 def _gauge(text: str, name: str) -> float | None:

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from redis.retry import Retry
 
 from gateway.core.keys import Key
-from gateway.core.settings.nodes import Entries, Node, Notes, Scalar
+from gateway.core.settings.nodes import Notes, Scalar, child
 from gateway.runtime import keystore
 from gateway.runtime.cluster_keys import ALL, KEYS, keys_of, record_of
 from gateway.runtime.yamlfile import compose
@@ -97,7 +97,7 @@ def redis_of(path: Path, environ: Mapping[str, str] | None = None) -> str | None
     """The Redis that a config names; nothing else in it matters. Raises ConfigErrors if it is no YAML mapping."""
     notes = Notes(str(path))
     root = compose(path, notes, os.environ if environ is None else environ)
-    url = _child(_child(root, "redis"), "url")
+    url = child(child(root, "redis"), "url")
     if isinstance(url, Scalar) and url.text.strip():
         return url.text.strip()
     relevant = [one for one in notes.mistakes if one.path == "redis.url"]
@@ -105,12 +105,6 @@ def redis_of(path: Path, environ: Mapping[str, str] | None = None) -> str | None
         notes.mistakes[:] = relevant
         notes.raise_mistakes()
     return None
-
-
-def _child(node: Node | None, name: str) -> Node | None:
-    if not isinstance(node, Entries):
-        return None
-    return next((value for key, value in node.entries if key.text == name), None)
 
 
 def _bytes(found: Any) -> dict[bytes, bytes]:

@@ -13,7 +13,7 @@ from typing import Final
 
 from gateway.core.config import Backend, Config
 from gateway.core.settings import rules
-from gateway.core.settings.nodes import Entries, Items, Node, Notes, Scalar
+from gateway.core.settings.nodes import Entries, Items, Node, Notes, Scalar, child
 from gateway.runtime.yamlfile import compose
 
 KEYS_FILE: Final = "keys.yaml"
@@ -67,7 +67,7 @@ def keys_file_of(path: str | Path, *, environ: Mapping[str, str] | None = None) 
     path = Path(path)
     notes = Notes(str(path))
     root = compose(path, notes, os.environ if environ is None else environ)
-    named = _child(_child(root, "auth"), "keys_file")
+    named = child(child(root, "auth"), "keys_file")
     if isinstance(named, Scalar) and isinstance(named.value, str) and named.text.strip():
         return path.absolute().parent / named.text.strip()
     relevant = [one for one in notes.mistakes if one.path == "auth.keys_file"]
@@ -147,9 +147,3 @@ def _check_ca(file: str, path: str, notes: Notes) -> None:
 
 def _certificates(file: str) -> None:
     ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(file)
-
-
-def _child(node: Node | None, name: str) -> Node | None:
-    if not isinstance(node, Entries):
-        return None
-    return next((value for key, value in node.entries if key.text == name), None)

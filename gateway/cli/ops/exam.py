@@ -9,7 +9,7 @@ from gateway.cli.ops.reach import Opening
 from gateway.cli.ops.timing import Timing
 from gateway.core.config import Backend
 from gateway.engines.base import EngineReport, Look, Seen, State
-from gateway.runtime.probe import Findings, PollTarget, Probe
+from gateway.runtime.probe import Findings, Probe, target_of
 
 _SILENT: Final = "it answers, but not as an engine would; is the URL right?"
 
@@ -37,12 +37,6 @@ async def look_at(backend: Backend) -> Exam:
     findings = await Probe(target).ask_round(Look(weigh=True, full=True), None)
     report = findings.report(None)
     return Exam(backend=backend, report=report, seen=findings.seen, silence=_why(findings))
-
-
-def target_of(backend: Backend) -> PollTarget:
-    """Where to ask, and with which key."""
-    key = backend.api_key.reveal() if backend.api_key else None
-    return PollTarget(backend.name, backend.url, backend.engine, key, backend.ca)
 
 
 def model_of(exam: Exam) -> str | None:

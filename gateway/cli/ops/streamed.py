@@ -16,7 +16,9 @@ from typing import Any, Final
 
 import httpx2
 
-from gateway.core.sse import Tap, Usage, Wire
+from gateway.core.figures import Usage
+from gateway.core.sse import Tap
+from gateway.core.wire import Wire
 from gateway.runtime.probe import base_of
 
 CHAT: Final = "/v1/chat/completions"

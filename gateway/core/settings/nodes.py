@@ -58,6 +58,13 @@ class Unreadable:
 Node: TypeAlias = Scalar | Items | Entries | Unreadable
 
 
+def child(node: Node | None, name: str) -> Node | None:
+    """The value of this name in a mapping; None where there is no such name, or no mapping."""
+    if not isinstance(node, Entries):
+        return None
+    return next((value for key, value in node.entries if key.text == name), None)
+
+
 class Broken(Enum):
     """What a reader returns after it noted a mistake; never a legal value of any setting."""
 
