@@ -76,6 +76,7 @@ class EngineReport:
     models: tuple[Model, ...] | None = None
     slots: int | None = None  # most requests it runs at once
     slots_assumed: bool = False  # nobody said so: a stated guess
+    slots_inferred: bool = False  # from what ran while others waited: it may run fewer by now
     context_per_slot: int | None = None  # tokens
     kv_tokens: int | None = None  # tokens that its whole KV cache holds
     kv_shared: bool = False  # the slots draw on one pool of kv_tokens

@@ -32,6 +32,7 @@ def merged(before: EngineReport | None, report: EngineReport) -> EngineReport:
     }
     if report.slots is None:
         lasting["slots_assumed"] = before.slots_assumed
+        lasting["slots_inferred"] = before.slots_inferred
     if report.kv_tokens is None:
         lasting["kv_shared"] = before.kv_shared
     if not report.capabilities:

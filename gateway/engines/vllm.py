@@ -76,6 +76,7 @@ def _read(seen: Seen, known: EngineReport | None) -> EngineReport:
         models=models,
         slots=slots,
         slots_assumed=assumed,
+        slots_inferred=not assumed and slots != _guess(pool),
         context_per_slot=least_context(models),
         kv_tokens=pool,
         kv_shared=True,
@@ -106,7 +107,7 @@ def _slots(
     (2) None wait, and an earlier (1) taught us less than the guess: keep that, and a quarter more when full.
     (3) Otherwise the guess.
     """
-    guess = _UNTOLD if pool is None else min(_MOST, max(_FEWEST, pool // _TOKENS_A_REQUEST))
+    guess = _guess(pool)
     if running is None or waiting is None:
         return (
             (known.slots, known.slots_assumed) if known and known.slots else (guess, pool is None)
@@ -120,6 +121,11 @@ def _slots(
     if running < learned:
         return learned, False
     return min(guess, running + max(1, learned // 4)), False
+
+
+def _guess(pool: int | None) -> int:
+    """By its KV cache, if it says how large that is."""
+    return _UNTOLD if pool is None else min(_MOST, max(_FEWEST, pool // _TOKENS_A_REQUEST))
 
 
 def _pool(metrics: bytes) -> int | None:

@@ -246,6 +246,7 @@ class Backends:
             pooled=report.engine in POOLED_ENGINES,
             kv_tokens=settings.kv_tokens or report.kv_tokens,
             kv_limit=known.kv_limit,
+            assumed=settings.slots is None and (report.slots_assumed or report.slots_inferred),
         )
 
     def _hold(self, name: str, report: EngineReport, now: float) -> None:

@@ -151,3 +151,21 @@ async def _trusted(slotgate: Running) -> bool:
         return True
     await slotgate.chat()
     return False
+
+
+@in_loop
+async def test_a_number_of_slots_that_nobody_vouches_for_is_not_certain_until_it_is_configured() -> (
+    None
+):
+    """Law 2's half second counts slots that exist; more than one of an assumed number may not."""
+    async with FakeEngine("openai") as one, FakeEngine("llama-server") as other:
+        async with running_gateway(one, other) as slotgate:
+            assert uncertain(slotgate) == [True, False]
+        configured = {"url": one.url, "slots": 3}
+        async with running_gateway(configured, other, check=False) as slotgate:
+            assert uncertain(slotgate) == [False, False]
+
+
+def uncertain(slotgate: Running) -> list[bool]:
+    backends = slotgate.gateway.dispatcher.dispatch.backends
+    return [backends[name].slots_assumed for name in ("b1", "b2")]

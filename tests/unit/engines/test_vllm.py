@@ -130,6 +130,14 @@ def test_what_was_learned_stays_when_nobody_waits_and_grows_only_when_all_of_it_
     assert _read(_load(15, 0), learned).slots == 16, "never above the guess"
 
 
+def test_a_number_learned_from_who_waits_is_called_inferred_until_it_is_the_guess_again() -> None:
+    assert not _read(_load(0, 0)).slots_inferred, "by the size that it says its cache has"
+    learned = _read(_load(15, 2))
+    assert learned.slots_inferred
+    assert _read(_load(3, 0), learned).slots_inferred
+    assert not _read(_load(15, 0), learned).slots_inferred
+
+
 def test_an_assumption_is_not_taken_for_something_learned() -> None:
     assumed = _read("http_requests_total 7\n")
 
