@@ -155,14 +155,16 @@ class Sequences:
         slot, depth = self._longest(chain.hashes)
         if slot is None:  # more than we know of: nothing can be said about it
             return
-        if not depth or chain.ends[depth - 1] <= TAKE_OVER * chain.size:
+        ends = chain.ends
+        if not depth or ends[depth - 1] <= TAKE_OVER * ends[-1]:
             idle = (one for one in self._slots if one.ticket is None)
             slot = min(idle, key=lambda one: one.used)
             depth = deepest(chain.hashes, slot.hashes)
-        common = chain.ends[depth - 1] if depth else 0
+        common = ends[depth - 1] if depth else 0
         depth, saved = self._ram.deeper(chain, depth)
-        self._expect(ticket, chain.ends[depth - 1] if depth else 0, saved)
-        if slot.chain.size and common < SAVE_BELOW * slot.chain.size:
+        if saved is not None or self._ram.has_evicted:  # else no answer can say anything new
+            self._expect(ticket, ends[depth - 1] if depth else 0, saved)
+        if slot.hashes and common < SAVE_BELOW * slot.chain.size:
             self._ram.save(slot)
         slot.chain, slot.hashes, slot.ticket = chain, frozenset(chain.hashes), ticket
         self._running[ticket] = slot

@@ -18,7 +18,7 @@ MAX_BLOCKS = 4_096  # of one prompt: 2 MiB are told apart, what follows is not
 _blocks: Final = Struct(f"{BLOCK_BYTES}s").iter_unpack
 
 
-class Chain(msgspec.Struct, frozen=True, eq=False):
+class Chain(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A prompt as chained hashes; `ends[i]` is how many bytes of it block i closes."""
 
     hashes: tuple[int, ...] = ()
@@ -63,6 +63,8 @@ def deepest(hashes: Sequence[int], held: Container[int], least: int = 0) -> int:
     """
     if least >= len(hashes) or hashes[least] not in held:
         return least
+    if hashes[-1] in held:
+        return len(hashes)
     low, high = least + 1, len(hashes)
     while low < high:
         middle = (low + high + 1) // 2

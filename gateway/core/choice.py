@@ -171,7 +171,7 @@ class Choice:
     ) -> list[Price]:
         """What each backend that could take it would cost."""
         offer, out = waiting.offer, []
-        for name in offer.pool - waiting.tried:
+        for name in offer.pool - waiting.tried if waiting.tried else offer.pool:
             backend = self._backends.get(name)
             if backend is not None and backend.takes_work and backend.slots >= offer.permits:
                 crowd = promised.get(name, 0) - (waiting.best == name)

@@ -21,8 +21,9 @@ the answer's: 0.842 against 0.841 here, but over HTTP, where a first crowd had t
 
 from __future__ import annotations
 
-from typing import NamedTuple
 from zlib import crc32
+
+import msgspec
 
 from gateway.core.fleet import Backend
 
@@ -30,7 +31,7 @@ TIE_S = 0.010
 TIE_RATIO = 1.05
 
 
-class Price(NamedTuple):
+class Price(msgspec.Struct, frozen=True, eq=False, gc=False):
     """The terms of one cost, in seconds, kept so that a choice can be explained."""
 
     backend: Backend

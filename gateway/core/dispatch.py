@@ -54,12 +54,13 @@ class Dispatch:
     """The state machine. One owner of all permits and waiting places, for all models."""
 
     def __init__(self, limits: Limits | None = None, habits: Habits | None = None) -> None:
-        self._limits = limits or Limits()
+        self.limits = limits or Limits()  # one object for all parts: a reload changes its fields
         self.habits = habits or Habits()
         self.backends: dict[str, Backend] = {}
         self.index = PrefixIndex()
-        self.queue = Queue(self._limits, self.backends)
+        self.queue = Queue(self.limits, self.backends)
         self.permits = Permits(self.index, self.queue.lines)
+        self.held = self.permits.held  # requests that have their permits, by ticket
         self._choice = Choice(self.backends, self.index, self.queue)
 
     # ------------------------------------------------------------------ events about requests
@@ -253,18 +254,8 @@ class Dispatch:
     # ------------------------------------------------------------------ views
 
     @property
-    def limits(self) -> Limits:
-        """The one object that all parts read: a reload changes its fields."""
-        return self._limits
-
-    @property
-    def held(self) -> dict[int, Held]:
-        """Requests that have their permits, by ticket."""
-        return self.permits.held
-
-    @property
     def queued(self) -> int:
-        return len(self.queue)
+        return len(self.queue.waiting)
 
     def full_for(self, now: float, key: str, pools: Iterable[frozenset[str]]) -> Refuse | None:
         """A refusal that needs no body: every pool that the key could use is full, and nobody would give way."""

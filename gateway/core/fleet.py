@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from gateway.core.breaker import Breaker
+from gateway.core.breaker import Breaker, BreakerState
 from gateway.core.pressure import Pressure
 from gateway.core.residence import PRIOR_LOAD_S, Residence
 from gateway.core.room import Room
@@ -40,28 +40,31 @@ class Fitness(StrEnum):
     DOWN = "down"
 
 
+_TAKING = (Fitness.UP, Fitness.SLEEPING)
+_CLOSED, _OPEN = BreakerState.CLOSED, BreakerState.OPEN
+
+
 class Average:
     """A robust moving average: after the first, one sample moves it as if it were at most four times as far.
 
     With `shared`, the average of all backends, a backend that has few samples is believed to be like the others:
-    without it, one that was never used looks faster than any that was, and every conversation moves there.
+    without it, one that was never used looks faster than any that was, and every conversation moves there. What is
+    shared shares nothing itself.
     """
 
-    __slots__ = ("_own", "_shared", "samples")
+    __slots__ = ("_shared", "own", "samples")
 
     def __init__(self, prior: float, shared: Average | None = None) -> None:
-        self._own = prior
+        self.own = prior
         self._shared = shared
         self.samples = 0
 
     @property
     def value(self) -> float:
         if self._shared is None:
-            return self._own
-        if self.samples == 0:
-            return self._shared.value
+            return self.own
         weight = self.samples / (self.samples + TRUST_AFTER)
-        return weight * self._own + (1 - weight) * self._shared.value
+        return weight * self.own + (1 - weight) * self._shared.own
 
     @property
     def is_known(self) -> bool:
@@ -75,10 +78,10 @@ class Average:
         if self._shared is not None:
             self._shared.learn(sample)
         if self.samples == 0:
-            self._own = sample
+            self.own = sample
         else:
-            sample = min(max(sample, self._own / 4), self._own * 4)
-            self._own += max(LEARN, 1 / (self.samples + 1)) * (sample - self._own)
+            sample = min(max(sample, self.own / 4), self.own * 4)
+            self.own += max(LEARN, 1 / (self.samples + 1)) * (sample - self.own)
         self.samples += 1
 
 
@@ -166,11 +169,7 @@ class Backend:
     @property
     def takes_work(self) -> bool:
         """May a request start here now, slots permitting?"""
-        return (
-            self.fitness in (Fitness.UP, Fitness.SLEEPING)
-            and not self.draining
-            and not self.breaker.is_open
-        )
+        return self.fitness in _TAKING and not self.draining and self.breaker.state is not _OPEN
 
     @property
     def is_hopeful(self) -> bool:
@@ -180,7 +179,11 @@ class Backend:
     @property
     def lendable(self) -> int:
         """The most permits we would lend now: fewer than its slots after a failure, or when it said it was busy."""
-        most = self.breaker.cap(self.pressure.limit(self.slots))
+        most = self.slots
+        if self.pressure.cap is not None:
+            most = self.pressure.limit(most)
+        if self.breaker.state is not _CLOSED:
+            most = self.breaker.cap(most)
         return most if self.share is None else min(most, self.share)
 
     @property
@@ -215,7 +218,10 @@ class Backend:
 
     def must_load(self, model: str) -> bool:
         """Would a request for this model have to wait until it is loaded?"""
-        return self.fitness is Fitness.SLEEPING or not self.residence.has(model)
+        residence = self.residence
+        if residence.loaded is not None and not residence.has(model):
+            return True
+        return self.fitness is Fitness.SLEEPING
 
     def others(self, now: float) -> float:
         """Requests of other clients inside the engine, by its last report, fading with its age."""

@@ -32,15 +32,15 @@ class Openings:
         free = backend.free_for(offer.ticket)
         if not free or not backend.has_room(offer.prompt_bytes, offer.permits, offer.max_tokens):
             return 0
-        return free if self._lets_load(now, waiting, backend) else 0
+        if backend.residence.loaded is not None and not self._lets_load(now, waiting, backend):
+            return 0
+        return free
 
     def in_the_way(self, now: float, waiting: Waiting, names: set[str]) -> set[str]:
         """Those of these backends whose present requests have to end first, and have had their turn."""
         return {name for name in names if self._must_empty(now, waiting, self._backends[name])}
 
     def _lets_load(self, now: float, waiting: Waiting, backend: Backend) -> bool:
-        if backend.residence.loaded is None:
-            return True
         return backend.residence.lets(
             now,
             waiting.offer.model_on(backend.name),

@@ -76,7 +76,7 @@ class Residence:
 
     def start(self, now: float, ticket: int, model: str) -> bool:
         """A request starts. True: it pushes out what was there, as far as we know."""
-        own = self.own(model)
+        own = self.told.names.get(model, model)
         if self.loaded is None:
             self.running[own] = self.running.get(own, 0) + 1
             return False
@@ -99,13 +99,14 @@ class Residence:
 
     def end(self, now: float, ticket: int, model: str) -> None:
         """A request ended."""
-        own = self.own(model)
+        own = self.told.names.get(model, model)
         left = self.running.get(own, 0) - 1
         if left > 0:
             self.running[own] = left
         else:
             self.running.pop(own, None)
-        self.arrived(now, ticket)
+        if self._loading is not None:
+            self.arrived(now, ticket)
 
     def hear(self, memory: Memory, asked_at: float) -> bool:
         """What the engine says it holds. True: something that was there is gone."""

@@ -25,7 +25,7 @@ Affinity: TypeAlias = Literal["hit", "miss", "moved", "none"]
 NO_IDS: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-class Offer(msgspec.Struct, frozen=True, eq=False):
+class Offer(msgspec.Struct, frozen=True, eq=False, gc=False):
     """What dispatch needs to know of a request."""
 
     ticket: int
@@ -46,7 +46,7 @@ class Offer(msgspec.Struct, frozen=True, eq=False):
         return self.ids.get(backend, self.model)
 
 
-class Used(msgspec.Struct, frozen=True):
+class Used(msgspec.Struct, frozen=True, gc=False):
     """Tokens that an engine reports of one answer. `cached_tokens` None: it does not say."""
 
     prompt_tokens: int
@@ -54,7 +54,7 @@ class Used(msgspec.Struct, frozen=True):
     generated_tokens: int | None = None
 
 
-class Start(msgspec.Struct, frozen=True):
+class Start(msgspec.Struct, frozen=True, gc=False):
     ticket: int
     backend: str
     price: Price

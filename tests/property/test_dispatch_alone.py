@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from gateway.core.chain import chain_of
 from gateway.core.dispatch import Decision, Dispatch, Limits, Offer, Start, Used
@@ -102,8 +103,8 @@ def told(decisions: list[Decision]) -> list[object]:
     out: list[object] = []
     for one in decisions:
         if isinstance(one, Start):
-            prices = sorted((p.backend.name, *p[1:]) for p in one.prices)
-            out.append((one.ticket, one.backend, one.affinity, one.price[1:], prices))
+            prices = sorted((p.backend.name, *astuple(p)[1:]) for p in one.prices)
+            out.append((one.ticket, one.backend, one.affinity, astuple(one.price)[1:], prices))
         else:
             out.append(one)
     return out

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway.app import Gateway
@@ -61,7 +62,9 @@ def test_every_field_of_the_status_is_documented() -> None:
 def test_every_field_of_an_explained_decision_is_documented() -> None:
     def explained(gateway: Gateway) -> dict[str, Any]:
         price = Price(Backend("b1"), 3.0, 1.0, 1.0, 1.0, 0, 10, 40)
-        start = Start(1, "b1", price, "hit", [price, price._replace(backend=Backend("b2"))])
+        start = Start(
+            1, "b1", price, "hit", [price, msgspec.structs.replace(price, backend=Backend("b2"))]
+        )
         decision = Decision("req-1", 0.0, "alice", "m")
         decision.attempts.append(Attempt("b1", "hit", 0.2, start.price, start.prices))
         gateway.metrics.decisions.keep(decision)
