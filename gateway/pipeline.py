@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from gateway.core.catalog import NONE, Catalog, Pool
+from gateway.core.catalog import NONE, OTHER, Catalog, Pool
 from gateway.core.config import Config
 from gateway.core.dispatch import Offer
 from gateway.core.errors import GatewayError
@@ -42,6 +42,7 @@ from gateway.runtime.refused import Refused, restated
 from gateway.runtime.relay import relay
 from gateway.runtime.upstream import Deadlines
 
+NOTHING = nullcontext()
 ANONYMOUS = Key(name="anonymous", hash=b"", admin=True)  # no keys at all: everybody is the operator
 COUNT_S = 1.0  # for an engine to count tokens; then they are estimated
 GUEST = Key(name="anonymous", hash=b"")  # there are keys, and `auth.anonymous` lets others in
@@ -72,17 +73,15 @@ class Pipeline:
             key = self.authenticate(exchange)
             record.key = key.name
             exchange.check_body(limit := self._limit)
-            with self.quota.within(key):
+            with self.quota.of(key, record) as account:
                 self._refuse_by_headers(key, route, record)
                 body = await exchange.body(limit)
                 present.body_read()
                 request = self._read(exchange, route, body)
                 pool = self._pool(request, key, route, record)
-                with (
-                    self._charged(key, request, record),
-                    self._early_head(exchange, request, route),
-                ):
-                    offer = self._offer(request, key, pool, exchange)
+                account.charge(self.dispatcher.now(), request)
+                with self._early_head(exchange, request, route):
+                    offer = self._offer(request, key, pool, exchange, route)
                     outgoing = self._outgoing(route, pool, request, body, record)
                     async with (
                         self.dispatcher.place(offer) as place,
@@ -101,7 +100,8 @@ class Pipeline:
             key = self.authenticate(exchange)
             record.key = key.name
             exchange.check_body(limit := self._limit)
-            self._refuse_when_draining()
+            if self.draining:
+                raise _draining()
             body = await exchange.body(limit)
             present.body_read()
             request = self._read(exchange, route, body)
@@ -139,17 +139,10 @@ class Pipeline:
     def _limit(self) -> BodyLimit:
         return BodyLimit(self.config.limits.body_bytes, "limits.body_mib")
 
-    def _refuse_when_draining(self) -> None:
-        if self.draining:
-            raise GatewayError(
-                "draining",
-                "Server overloaded: the gateway is shutting down. Please try again in 2s.",
-                retry_after_s=2.0,
-            )
-
     def _refuse_by_headers(self, key: Key, route: Route, record: Record) -> None:
         """What needs no body: draining, and every pool of this key and path full with nobody to give way."""
-        self._refuse_when_draining()
+        if self.draining:
+            raise _draining()
         dispatch = self.dispatcher.dispatch
         if not dispatch.queued and dispatch.limits.queue != 0:  # then nobody can be full
             return
@@ -165,10 +158,15 @@ class Pipeline:
     def _pool(self, request: ParsedRequest, key: Key, route: Route, record: Record) -> Pool:
         """The backends that may serve it. Raises GatewayError: model_not_found, model_not_allowed, no_backend."""
         catalog = self._catalog(route)
-        record.model = catalog.label(request.model) if request.model_present else record.model
         if request.model_present and request.model is None:
+            record.model = OTHER
             raise GatewayError("model_not_found", "`model` is not a model's name.", "model")
-        pool = catalog.resolve(request.model, key.models, self.backends.is_up)
+        try:
+            pool = catalog.resolve(request.model, key.models, self.backends.is_up)
+        except GatewayError:
+            if request.model_present:
+                record.model = catalog.label(request.model)
+            raise
         record.model = pool.name
         lacking = self.lacking.backends(self.dispatcher.now(), route.path)
         return pool.having(route.path, catalog.listings, lacking, strict=route.estimated)
@@ -193,22 +191,19 @@ class Pipeline:
             self.lacking.hear(now, backend, route.path, answer.status, answer.body)
         return answer
 
-    def _charged(
-        self, key: Key, request: ParsedRequest, record: Record
-    ) -> AbstractContextManager[None]:
-        return self.quota.charged(self.dispatcher.now(), key, request, record)
-
     def _early_head(
         self, exchange: Exchange, request: ParsedRequest, route: Route
     ) -> AbstractContextManager[object]:
         """For a stream whose engine stays silent for long."""
         after_s = self.config.timeouts.early_headers_s
         if not (request.stream and after_s):
-            return nullcontext()
+            return NOTHING
         return EarlyHead(exchange, route.wire, after_s)
 
-    def _offer(self, request: ParsedRequest, key: Key, pool: Pool, exchange: Exchange) -> Offer:
-        makes_text = _makes_text(exchange)
+    def _offer(
+        self, request: ParsedRequest, key: Key, pool: Pool, exchange: Exchange, route: Route
+    ) -> Offer:
+        makes_text = route.wire is not Wire.JSON  # what does not leaves nothing in a cache
         pieces = request.pieces if makes_text and self.config.routing.affinity else ()
         return Offer(
             ticket=self.dispatcher.ticket(),
@@ -234,12 +229,15 @@ class Pipeline:
             body=body,
             model=request.model,
             model_span=request.model_span,
+            pins_slot=request.pins_slot and not self.config.routing.keep_id_slot,
             pool=pool,
             deadlines=self.deadlines,
-            keep_id_slot=self.config.routing.keep_id_slot,
         )
 
 
-def _makes_text(exchange: Exchange) -> bool:
-    """Embeddings and the like leave nothing in a cache, and make no tokens."""
-    return exchange.route is not None and exchange.route.wire is not Wire.JSON
+def _draining() -> GatewayError:
+    return GatewayError(
+        "draining",
+        "Server overloaded: the gateway is shutting down. Please try again in 2s.",
+        retry_after_s=2.0,
+    )

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from gateway.core import origins
 from gateway.core.catalog import NONE
 from gateway.core.errors import GatewayError
-from gateway.core.routes import MODELS, ROUTES, Meaning, Route, family_of, meaning_of
+from gateway.core.routes import MODELS, Meaning, Route, family_of, meaning_of
 from gateway.pipeline import Pipeline
 from gateway.runtime.disconnect import ClientGone, ClientPresent
 from gateway.runtime.exchange import Exchange
@@ -57,16 +57,24 @@ class Front:
             return
         config = self._pipeline.config
         meaning = meaning_of(scope["raw_path"], key_in_path=config.auth.key_in_path)
-        path = meaning.path
-        route = ROUTES.get(path) if meaning.literal else None
-        exchange = Exchange(scope, receive, send, route=route, path=path, family=family_of(path))
+        path, route = meaning.path, meaning.route
+        family = family_of(path) if route is None else route.family
+        exchange = Exchange(scope, receive, send, route=route, path=path, family=family)
         exchange.path_key = meaning.key
         exchange.client = self.proxies.client((scope.get("client") or ("",))[0], exchange.headers)
         if config.cors.origins:
             exchange.shared = origins.shared_with(exchange.header(b"origin"), config.cors.origins)
         try:
             if route is not None and scope["method"] in _methods_of(route):
-                await self._serve(exchange, route, ClientPresent(scope, receive))
+                present = ClientPresent(scope, receive)
+                self._enter(present)
+                try:
+                    if route.generates:
+                        await self._pipeline.serve(exchange, route, present)
+                    else:
+                        await self._pipeline.serve_free(exchange, route, present)
+                finally:
+                    self._leave(present)
             else:
                 await self._aside(exchange, meaning, route)
         except GatewayError as error:
@@ -74,16 +82,15 @@ class Front:
         except ClientGone:
             exchange.cut()
 
-    async def _serve(self, exchange: Exchange, route: Route, present: ClientPresent) -> None:
+    def _enter(self, present: ClientPresent) -> None:
+        if not self.active:
+            self.idle.clear()
         self.active.add(present)
-        self.idle.clear()
-        serve = self._pipeline.serve if route.generates else self._pipeline.serve_free
-        try:
-            await serve(exchange, route, present)
-        finally:
-            self.active.discard(present)
-            if not self.active:
-                self.idle.set()
+
+    def _leave(self, present: ClientPresent) -> None:
+        self.active.discard(present)
+        if not self.active:
+            self.idle.set()
 
     async def _aside(self, exchange: Exchange, meaning: Meaning, route: Route | None) -> None:
         """What is not relayed: answers from memory, and refusals by path and method."""

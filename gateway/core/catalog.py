@@ -129,12 +129,12 @@ class Catalog:
             raise GatewayError(
                 "model_not_allowed", f"This key may not use the model {name!r}.", "model"
             )
-        seen = {pool.name}
-        while not is_up(pool.backends) and pool.fallback and pool.fallback not in seen:
+        seen = {pool.name} if pool.fallback else ()
+        while pool.fallback and pool.fallback not in seen and not is_up(pool.backends):
             follow = self._find(pool.fallback)
             if follow is None:
                 break
-            seen.add(follow.name)
+            seen = {*seen, follow.name}
             pool = follow
         return pool
 

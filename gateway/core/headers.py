@@ -78,11 +78,13 @@ _USUAL_OPTIONS: Final = frozenset({b"close", b"keep-alive", b""})
 
 def own_request_id(headers: Iterable[Header]) -> str | None:
     """The id that the client gave its request, if it is at most 128 printable characters."""
-    value = next((value for name, value in headers if name == b"x-request-id"), b"")
-    if not (0 < len(value) <= MAX_REQUEST_ID and value.isascii()):
-        return None
-    text = value.decode()
-    return text if text.isprintable() else None
+    for name, value in headers:
+        if name == b"x-request-id":
+            if not (0 < len(value) <= MAX_REQUEST_ID and value.isascii()):
+                return None
+            text = value.decode()
+            return text if text.isprintable() else None
+    return None
 
 
 def to_upstream(

@@ -41,6 +41,7 @@ class ParsedRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_cache_key: str | None
     pieces: tuple[Piece, ...]
     prompt_bytes: int
+    pins_slot: bool = False  # it has a top-level `id_slot`
 
 
 def parse(body: bytes, wire: Wire) -> ParsedRequest:
@@ -62,6 +63,7 @@ def parse(body: bytes, wire: Wire) -> ParsedRequest:
         prompt_cache_key=_cache_key(fields),
         pieces=pieces,
         prompt_bytes=prompt_bytes_of(pieces),
+        pins_slot="id_slot" in fields,
     )
 
 

@@ -98,9 +98,10 @@ class Meaning:
     path: str
     literal: bool = True  # False: no path of ours, whatever it looks like
     key: str | None = None
+    route: Route | None = None  # where it is relayed
 
 
-_PLAIN: Final = {path.encode(): Meaning(path) for path in ROUTES}
+_PLAIN: Final = {path.encode(): Meaning(path, route=route) for path, route in ROUTES.items()}
 
 
 def meaning_of(raw_path: bytes, *, key_in_path: bool) -> Meaning:
@@ -123,7 +124,8 @@ def meaning_of(raw_path: bytes, *, key_in_path: bool) -> Meaning:
     path = normal(path)
     if path.startswith(MODELS):
         return Meaning(MODELS + unquote(path[len(MODELS) :]), key=key)
-    return Meaning(path, not ("%" in path or ".." in path or "\\" in path), key)
+    literal = not ("%" in path or ".." in path or "\\" in path)
+    return Meaning(path, literal, key, ROUTES.get(path) if literal else None)
 
 
 def normal(path: str) -> str:

@@ -36,8 +36,10 @@ class ClientPresent:
         self.gone = False
 
     def __enter__(self) -> Self:
-        self._task = asyncio.current_task()
-        if self._edge is not None:
+        if self._edge is None:
+            self._task = asyncio.current_task()
+        else:
+            self._task = self._edge.task
             self._edge.on_gone(self._left)
         return self
 

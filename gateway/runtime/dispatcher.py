@@ -49,6 +49,7 @@ class Dispatcher:
         self._rng = rng
         self.on_settling: Callable[[str], None] = lambda _backend: None  # `Backends` sets it
         self._loop = asyncio.get_running_loop()
+        self.now = self._loop.time  # monotonic seconds
         self._pending: dict[int, asyncio.Future[Start | Refuse]] = {}
         self._timer: asyncio.Handle | None = None
         self._due = 0.0  # when the timer fires
@@ -91,21 +92,19 @@ class Dispatcher:
         """The estimate within 1..48 s, times 0.75..1.25."""
         return min(max(seconds, 1.0), RETRY_AFTER_MAX_S) * self._rng.uniform(0.75, 1.25)
 
-    def now(self) -> float:
-        return self._loop.time()
-
-    async def decided(self, offer: Offer, decisions: list[Decision]) -> Start:
-        """Wait for the decision about this ticket; the first of `decisions` may be it already."""
+    def decided(self, offer: Offer, decisions: list[Decision]) -> Start | None:
+        """The decision about this ticket, if the first of `decisions` is it; None: to be waited for. Raises its refusal."""
         own = decisions[0] if decisions else None
-        if isinstance(own, Start) and own.ticket == offer.ticket:
-            if (
-                len(decisions) > 1 or self.dispatch.queued
-            ):  # else nobody waits, and nothing is due because of it
-                self.apply(decisions[1:])
-            return own
-        if isinstance(own, Refuse) and own.ticket == offer.ticket:
-            self.apply(decisions[1:])
+        if own is None or own.ticket != offer.ticket or isinstance(own, Wait):
+            return None
+        if len(decisions) > 1 or self.dispatch.queued:
+            self.apply(decisions[1:])  # else nobody waits, and nothing is due because of it
+        if isinstance(own, Refuse):
             raise self.refusal(own)
+        return own
+
+    async def waited(self, offer: Offer, decisions: list[Decision]) -> Start:
+        """Wait for the decision about this ticket; `decisions` are about others. Raises its refusal."""
         future = self._pending[offer.ticket] = self._loop.create_future()
         self.apply(decisions)
         try:
@@ -177,10 +176,9 @@ class Place:
         dispatcher = self._dispatcher
         now = dispatcher.now()
         try:
-            self._take(
-                now,
-                await dispatcher.decided(self.offer, dispatcher.dispatch.offer(now, self.offer)),
-            )
+            decisions = dispatcher.dispatch.offer(now, self.offer)
+            start = dispatcher.decided(self.offer, decisions)
+            self._take(now, start or await dispatcher.waited(self.offer, decisions))
         except BaseException:
             self._give_back()
             raise
@@ -195,7 +193,8 @@ class Place:
         now = dispatcher.now()
         decisions = dispatcher.dispatch.retry(now, self.offer.ticket, loading=loading)
         self._cancelled = True
-        self._take(now, await dispatcher.decided(self.offer, decisions))
+        start = dispatcher.decided(self.offer, decisions)
+        self._take(now, start or await dispatcher.waited(self.offer, decisions))
 
     def may_go_elsewhere(self) -> bool:
         """Is there another backend of its pool, not tried yet, that may take it within its deadline?"""
@@ -251,4 +250,5 @@ class Place:
                 dispatcher.on_settling(self.backend)
         else:
             decisions = dispatcher.dispatch.cancel(now, ticket)
-        dispatcher.apply(decisions)
+        if decisions or self._cancelled or dispatcher.dispatch.queued:  # else nothing is due by it
+            dispatcher.apply(decisions)

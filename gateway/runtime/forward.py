@@ -18,7 +18,7 @@ from gateway.core.errors import GatewayError, retry_after
 from gateway.core.headers import query_to_upstream, to_upstream
 from gateway.core.json_scan import Span
 from gateway.core.overflow import CacheFullError
-from gateway.core.reading import is_form, query_with_model, with_model
+from gateway.core.reading import query_with_model, with_model
 from gateway.core.request import drop_top_level
 from gateway.core.routes import Route
 from gateway.core.wire import Wire
@@ -42,9 +42,9 @@ class Outgoing(msgspec.Struct, frozen=True, eq=False):
     body: bytes
     model: str | None  # as the client wrote it
     model_span: Span | None  # where in the body
+    pins_slot: bool  # it has a top-level `id_slot`
     pool: Pool
     deadlines: Deadlines
-    keep_id_slot: bool
 
     @property
     def content_type(self) -> str:
@@ -52,18 +52,17 @@ class Outgoing(msgspec.Struct, frozen=True, eq=False):
 
     def body_for(self, backend: str) -> bytes:
         """The client's bytes; only an alias's model value is replaced, and a pinned slot cut out."""
-        body, route = self.body, self.route
-        expected = self._other_name(backend)
+        body = self.body
+        expected = self._other_name(backend) if self.pool.is_alias else None
         if expected is not None:
-            body = with_model(route, body, self.content_type, expected, self.model_span)
-        pinned = b"id_slot" in body and not self.keep_id_slot
-        if pinned and not is_form(route, self.content_type):
-            body = drop_top_level(body, "id_slot")
-        return body
+            body = with_model(self.route, body, self.content_type, expected, self.model_span)
+        return drop_top_level(body, "id_slot") if self.pins_slot else body
 
     def query_for(self, backend: str) -> bytes:
         """The client's query without its key; a GET names its model there."""
-        query = query_to_upstream(self.exchange.query)
+        query = self.exchange.query
+        if query:
+            query = query_to_upstream(query)
         expected = self._other_name(backend) if self.route.method == "GET" else None
         return query if expected is None else query_with_model(query, expected)
 
@@ -96,12 +95,14 @@ class Forward:
 
     async def __aenter__(self) -> Answer:
         try:
-            return await self._attempt_all()
+            while (answer := await self._attempt()) is None:
+                pass
         except BaseException:
             self._hang_up()
             raise
         finally:
             del self._outgoing  # a long answer must not keep a long prompt in memory
+        return answer
 
     async def __aexit__(
         self,
@@ -118,8 +119,8 @@ class Forward:
             self._place.finished(served=False)  # whatever became of it here, the engine is done
         self._hang_up()
 
-    async def _attempt_all(self) -> Answer:
-        """Attempt after attempt, until an answer stands that is passed on.
+    async def _attempt(self) -> Answer | None:
+        """Ask the backend of its place: the answer that is passed on, or None when another attempt is to be made.
 
         1 it cannot have run: another backend; none left: 502
         2 it may have run: 502 or 504, and never again
@@ -127,27 +128,29 @@ class Forward:
         4 it answered: that is passed on
         """
         place = self._place
-        while True:
-            try:
-                response = await self._attempt(place)
-                engine = self._backends.engine_of(place.backend)
-                meaning, answer = await judged(response, engine)
-            except UpstreamError as error:
-                self._fault(place.backend, error)
-                if error.may_have_run:
-                    raise refusal(error) from error
-                self._metrics.retries[place.backend, error.kind] += 1
-                await place.elsewhere()
-                continue
-            if meaning == "answer":
-                if answer.status in FAULTS:
-                    self._fault(place.backend, answer.status)
-                return answer
-            if meaning == "busy":
-                place.pressed()
-            if not (place.may_wait() if meaning == "loading" else place.may_go_elsewhere()):
-                return _with_retry_after(answer, place)
-            await self._go_on(meaning)
+        try:
+            self._call = call = self._prepared(place)
+            self._response = response = await call.__aenter__()
+            meaning, answer = await judged(response, self._backends.engine_of(place.backend))
+        except UpstreamError as error:
+            self._fault(place.backend, error)
+            if error.may_have_run:
+                raise refusal(error) from error
+            self._metrics.retries[place.backend, error.kind] += 1
+            await place.elsewhere()
+            return None
+        if response.replayed:
+            self._metrics.retries[place.backend, "stale"] += 1
+        if meaning == "answer":
+            if answer.status in FAULTS:
+                self._fault(place.backend, answer.status)
+            return answer
+        if meaning == "busy":
+            place.pressed()
+        if not (place.may_wait() if meaning == "loading" else place.may_go_elsewhere()):
+            return _with_retry_after(answer, place)
+        await self._go_on(meaning)
+        return None
 
     async def _go_on(self, meaning: Meaning) -> None:
         """Nothing ran: to another backend, or to this one once it has its model."""
@@ -158,8 +161,8 @@ class Forward:
             self._backends.on_loading(place.backend)
         await place.elsewhere(loading=meaning == "loading")
 
-    async def _attempt(self, place: Place) -> Response:
-        """Send it to the backend of its place."""
+    def _prepared(self, place: Place) -> Call:
+        """What is sent to the backend of its place."""
         backend, outgoing, exchange = place.backend, self._outgoing, self._outgoing.exchange
         self._record.placed(place)
         self._backends.touch(backend)
@@ -168,7 +171,7 @@ class Forward:
             accept_encoding_identity=outgoing.route.wire is not Wire.JSON,
             request_id=b"sg-%024x" % getrandbits(96),  # unique is enough
         )
-        call = self._backends.upstream(backend).open(
+        return self._backends.upstream(backend).open(
             exchange.method,
             exchange.path,
             outgoing.query_for(backend),
@@ -176,11 +179,6 @@ class Forward:
             outgoing.body_for(backend),
             outgoing.deadlines,
         )
-        self._response = response = await call.__aenter__()
-        self._call = call
-        if response.replayed:
-            self._metrics.retries[backend, "stale"] += 1
-        return response
 
     def _hang_up(self) -> None:
         """Give the connection of the last attempt back, whatever became of it."""

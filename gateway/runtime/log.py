@@ -15,6 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from time import time_ns
 from typing import TextIO
 
 import msgspec
@@ -34,6 +35,8 @@ class LineLog:
         self.apply(level, form)
         self._encode = msgspec.json.Encoder().encode
         self._lines: deque[str] = deque()
+        self._second = 0  # since 1970, and how the lines of it begin
+        self._stamp = ""
         self._some = threading.Event()
         self._closing = threading.Event()
         self.dropped = 0
@@ -60,7 +63,7 @@ class LineLog:
         if len(self._lines) >= MAX_PENDING:
             self.dropped += 1
             return
-        self._lines.append(self._write_line(datetime.now(UTC), level, fields))
+        self._lines.append(self._write_line(level, fields))
         if not self._some.is_set():
             self._some.set()
 
@@ -98,13 +101,17 @@ class LineLog:
         except (OSError, ValueError):  # a full disk, a closed pipe: the gateway goes on
             self.dropped += len(lines)
 
-    def _json(self, at: datetime, level: str, fields: Mapping[str, object]) -> str:
+    def _json(self, level: str, fields: Mapping[str, object]) -> str:
+        second, rest = divmod(time_ns(), 1_000_000_000)
+        if second != self._second:
+            self._second = second
+            self._stamp = f"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}"
+        stamp = f"{self._stamp}.{rest // 1_000_000:03}+00:00"
         known = {name: value for name, value in fields.items() if value is not None}
-        stamp = at.isoformat(timespec="milliseconds")
         return self._encode({"time": stamp, "level": level, **known}).decode() + "\n"
 
-    def _console(self, at: datetime, level: str, fields: Mapping[str, object]) -> str:
-        stamp = at.astimezone().strftime("%H:%M:%S.%f")[:-3]
+    def _console(self, level: str, fields: Mapping[str, object]) -> str:
+        stamp = datetime.now().astimezone().strftime("%H:%M:%S.%f")[:-3]
         shown = " ".join(
             f"{name}={_plain(value)}"
             for name, value in fields.items()

@@ -56,6 +56,8 @@ class Upstream:
         self._dialling = 0
         self._tls: ssl.SSLContext | None = None
         self._fixed = _fixed_headers(target)
+        self._fixed_lines = self._fixed.count(b"\n")
+        self.take_idle = self._idle.take
 
     @property
     def idle(self) -> int:
@@ -97,9 +99,6 @@ class Upstream:
         self._tls = None
 
     # What a call uses.
-
-    def take_idle(self) -> Connection | None:
-        return self._idle.take()
 
     def give_back(self, connection: Connection) -> None:
         if connection.release():
@@ -178,7 +177,7 @@ class Upstream:
             lines.append(b"content-length: %d" % len(body))
         head = b"\r\n".join(lines)
         # Whatever slipped through the edge: one header stays one header, one request one request.
-        breaks = len(lines) - 1 + self._fixed.count(b"\n")
+        breaks = len(lines) - 1 + self._fixed_lines
         if head.count(b"\n") != breaks or head.count(b"\r") != breaks:
             raise ValueError("a header or the query holds a line break")
         return head + b"\r\n\r\n"
@@ -200,15 +199,25 @@ class Call:
         self._connection: Connection | None = None
 
     async def __aenter__(self) -> Response:
-        idle = self._upstream.take_idle()
-        if idle is not None:
+        connection, replayed = self._upstream.take_idle(), False
+        while True:
+            if connection is None:
+                connection = await self._upstream.connect(self._deadlines.connect_s)
+            response = Response(
+                asyncio.get_running_loop(), bodiless=self._bodiless, replayed=replayed
+            )
             try:
-                return await self._ask(idle, replayed=False)
-            except UpstreamError as error:
-                if error.kind != "stale":
+                connection.start(response, self._head, self._body, self._deadlines)
+                await response.wait_for_head()
+            except BaseException as error:
+                self._upstream.give_back(connection)
+                if replayed or not (isinstance(error, UpstreamError) and error.kind == "stale"):
                     raise
-        fresh = await self._upstream.connect(self._deadlines.connect_s)
-        return await self._ask(fresh, replayed=idle is not None)
+                connection, replayed = None, True
+            else:
+                self._connection = connection
+                self._body = b""  # it will not be sent again, and the answer may take long
+                return response
 
     async def __aexit__(
         self,
@@ -223,19 +232,6 @@ class Call:
         connection, self._connection = self._connection, None
         if connection is not None:
             self._upstream.give_back(connection)
-
-    async def _ask(self, connection: Connection, *, replayed: bool) -> Response:
-        loop = asyncio.get_running_loop()
-        response = Response(loop, bodiless=self._bodiless, replayed=replayed)
-        try:
-            connection.start(response, self._head, self._body, self._deadlines)
-            await response.wait_for_head()
-        except BaseException:
-            self._upstream.give_back(connection)
-            raise
-        self._connection = connection
-        self._body = b""  # it will not be sent again, and the answer may take long
-        return response
 
 
 def _fixed_headers(target: Target) -> bytes:

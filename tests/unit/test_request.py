@@ -266,3 +266,18 @@ def test_a_cache_key_is_a_text_of_bearable_length() -> None:
     assert chat(prompt_cache_key="abc").prompt_cache_key == "abc"
     assert chat(prompt_cache_key=5).prompt_cache_key is None
     assert chat(prompt_cache_key="a" * 5000).prompt_cache_key is None
+
+
+@pytest.mark.parametrize(
+    ("body", "pins"),
+    [
+        (rb'{"model":"m","id_slot":0}', True),
+        (rb'{"model":"m","id\u005fslot":0}', True),
+        (rb'{"model":"m","prompt":"id_slot"}', False),
+        (rb'{"model":"m","options":{"id_slot":0}}', False),
+    ],
+)
+def test_a_request_pins_a_slot_by_a_member_of_its_own_however_that_is_spelled(
+    body: bytes, pins: bool
+) -> None:
+    assert parse(body, Wire.CHAT).pins_slot is pins
