@@ -10,9 +10,14 @@ for. The ledger (`runtime/cluster_ledger.lua`) answers with what is granted, and
 that table each works out the same fair division (`core.lease_fair`). Who has more than its part lends nothing new at
 once, tells the ledger what it has let go of with its next message, and whoever asks for it gets it with its own next.
 
+A slow ledger is not a lost one. A message goes out every `RENEW_S` whether or not the one before was answered, so the
+ledger goes on hearing of a gateway however long its answers take, and an answer counts however late it comes: what it
+grants stands as far as every later message still asks for it. A ledger that has not answered in time is away, as far
+as limits and the log are concerned, and the share stays what it was.
+
 Pauses. A process that was stopped does not notice, but its lease ends all the same. So a lease has an end by this
-gateway's own clock, earlier than the ledger's; after it nothing is lent until the ledger was asked again: it answers,
-and what it says holds, or it cannot be reached, and the exception does.
+gateway's own clock, earlier than the ledger's; after it nothing is left of it but what is in flight, until the ledger
+was asked again: it answers, and what it says holds, or it cannot be reached, and the exception does.
 """
 
 from __future__ import annotations
@@ -23,19 +28,24 @@ from typing import Final
 
 from gateway.core.lease_fair import Want, divide
 
-ASK_S: Final = 2.0  # longest wait for an answer of the ledger; a third of a lease
-PAUSED_S: Final = (
-    1.0  # an attempt that took so much longer than it may was not the fault of the ledger
+ASK_S: Final = (
+    2.0  # an answer came in time if it took no longer; without one for so long, the ledger is away
 )
+RENEW_S: Final = 1.0  # a message goes out at least so often, and `tick` is called
+PAUSED_S: Final = 1.0  # who wakes so much later than that has stood still
 LEASE_S: Final = 6.0  # at the ledger, from when it hears a message
+SEEN_S: Final = (
+    1.0  # the ledger has to see for so long that it is over: it may have stood still itself
+)
 OWN_LEASE_S: Final = 5.0  # here, from before that message was sent: clocks may differ by a sixth
-CUT_OFF_S: Final = 7.5  # unheard for so long: its lease is over by any clock
+CUT_OFF_S: Final = 7.5  # no answer for so long: it is cut off, and its lease over by any clock
 CALM_S: Final = (
     2.0  # after a restart of the ledger: by then every living gateway has claimed its share
 )
 SHORT_CALM_S: Final = 0.3  # after its memory was lost: who is connected says so ten times in it
 TURN_MS: Final = 1_000  # how long an odd slot is one gateway's
 PEAK_S: Final = 1.0
+NO_LIMIT: Final = 1 << 30
 UNSEEN: Final = ""  # the epoch of a gateway that never heard from a ledger
 
 
@@ -56,7 +66,10 @@ class Use:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a gateway says of one backend. It lends no more than `hold` until it is answered."""
+    """What a gateway says of one backend. It lends no more than `hold` until it is answered.
+
+    What it was granted and has not yet heard of is still its own, up to what it asks for.
+    """
 
     hold: int
     used: int
@@ -117,58 +130,90 @@ class Lease:
         self.me = me
         self.others: Mapping[str, Mapping[str, Standing]] = {}
         self.until = 0.0  # nothing is lent after it
-        self.is_alone = False  # the ledger cannot be reached
+        self.is_alone = False  # the ledger does not answer, or not in time
         self._epoch = UNSEEN
-        self._heard_at = 0.0  # when the last message left that was answered
+        self._heard_at = -CUT_OFF_S  # when the last answer came, however late
+        self._since = 0.0  # nobody answered in time since
+        self._ticked_at = 0.0
+        self._is_news = False  # there was an answer since the last message
         self._turn = 0
         self._number = 0
+        self._ended = 0.0  # the end that was noticed last
+        self._void = 0  # answers to messages up to this number are of a lease that has ended
+        self._asked: list[Message] = []  # not answered yet
         self._holdings: dict[str, _Holding] = {}
 
     # ------------------------------------------------------------------ events
 
+    def tick(self, now: float, uses: Mapping[str, Use]) -> bool:
+        """To be called every `RENEW_S`. True: for want of an answer in time it goes on alone.
+
+        Not so for a process that stood still meanwhile: it has to ask again first.
+        """
+        stood_still = now - self._ticked_at > RENEW_S + PAUSED_S
+        self._ticked_at = now
+        if stood_still:
+            self._since = now
+        if now - self._since < ASK_S:
+            return False
+        self.lost(now, uses)
+        return True
+
     def ask(self, now: float, uses: Mapping[str, Use]) -> Message:
         """Time to tell the ledger. Afterwards `shares` must reach dispatch before the message leaves."""
-        self._number += 1
         self._keep(uses)
-        if now >= self.until and not self.is_alone:
-            self._lapse(uses)
+        self._lapse(now, uses)
+        self._number += 1
         claims = {name: self._claim(now, name, use) for name, use in uses.items()}
-        return Message(self.me, self._number, self._epoch, claims, tuple(self.others), now)
+        self._is_news = False
+        message = Message(self.me, self._number, self._epoch, claims, tuple(self.others), now)
+        self._asked.append(message)
+        return message
 
     def heard(self, now: float, message: Message, reply: Reply, uses: Mapping[str, Use]) -> None:
-        """The ledger answered this message."""
-        self.is_alone = False
+        """The ledger answered this message, maybe after later ones have left. Answers come in the order of messages."""
+        self._asked = [later for later in self._asked if later.number > message.number]
+        self._is_news = True
         self._epoch, self.others = reply.epoch, reply.others
         self._turn = reply.at_ms // TURN_MS
-        self._heard_at = message.sent_at
-        self.until = message.sent_at + OWN_LEASE_S
+        self._heard_at = now
+        if now - message.sent_at <= ASK_S:
+            self.is_alone = False
+            self._since = now
+        if not self.is_alone:
+            self.until = message.sent_at + OWN_LEASE_S
         for name, granted in reply.granted.items():
             holding = self._holdings.get(name)
             if holding is not None:
-                holding.hold, holding.floor = granted, 0
+                stands = min(granted, self._least_asked(name))
+                ended = message.number <= self._void
+                holding.hold = min(stands, holding.hold) if ended else stands
+                holding.floor = 0
                 use = uses.get(name)
-                part = granted if use is None else self._part(now, name, holding, use)
-                holding.share = min(granted, part)
+                part = stands if use is None else self._part(now, name, holding, use)
+                holding.share = min(holding.hold, part)
 
-    def lost(self, now: float, since: float, uses: Mapping[str, Use]) -> bool:
-        """An attempt to reach the ledger, begun at `since`, failed: on with the last known share. One that never held anything takes half of the
-        slots, as one of a pair.
+    def lost(self, now: float, uses: Mapping[str, Use]) -> None:
+        """The ledger cannot be reached: on with the last known share.
 
-        False, and nothing changes, when this process stood still meanwhile: then it has to ask again.
+        One that never heard from it takes half of the slots, as one of a pair.
         """
-        if now - since > ASK_S + PAUSED_S:
-            return False
-        self.is_alone = True
-        self.until = now + OWN_LEASE_S
         self._keep(uses)
+        self._lapse(now, uses)
+        self.is_alone = True
+        self._since = now
+        self.until = now + OWN_LEASE_S
         for name, use in uses.items():
             holding = self._holdings[name]
-            if self._epoch == UNSEEN:
+            if self._epoch == UNSEEN and not self._may_still_hear(now):
                 holding.hold = max(1, use.slots // 2)
             if use.starved and now >= self._heard_at + CUT_OFF_S:
                 holding.floor = 1
             holding.share = max(holding.floor, holding.hold)
-        return True
+
+    def hung_up(self) -> None:
+        """No answer will come any more to what was asked until now."""
+        self._asked.clear()
 
     # ------------------------------------------------------------------ decisions
 
@@ -199,23 +244,35 @@ class Lease:
         for name in uses:
             self._holdings.setdefault(name, _Holding())
 
-    def _lapse(self, uses: Mapping[str, Use]) -> None:
-        """It ended while this process stood still. Others may have it: what is in flight is all that is left of it."""
+    def _may_still_hear(self, now: float) -> bool:
+        """Its first message has left, and the answer may be slow."""
+        return bool(self._asked) and now < self._asked[0].sent_at + CUT_OFF_S
+
+    def _lapse(self, now: float, uses: Mapping[str, Use]) -> None:
+        """If it ended, this process stood still. Others may have it: what is in flight is all that is left of it."""
+        if now < self.until:
+            return
+        if self._ended != self.until:
+            self._ended, self._void = self.until, self._number
         for name, use in uses.items():
             holding = self._holdings[name]
             holding.hold = min(holding.hold, use.used)
 
     def _claim(self, now: float, name: str, use: Use) -> Claim:
         holding = self._holdings[name]
-        peak = _peak(now, holding, use.need)
-        ask = holding.hold
-        if not self.is_alone:
-            part = self._part(now, name, holding, use)
+        part = self._part(now, name, holding, use)
+        if self._is_news or not self.is_alone:  # while nobody is heard, nothing is let go
             if part < holding.hold:
                 holding.hold = max(part, min(holding.hold, use.used))
             holding.share = min(holding.hold, part)
-            ask = max(part, holding.hold)
+        peak = _peak(now, holding, use.need)
+        ask = max(part, holding.hold)
         return Claim(holding.hold, use.used, use.need, peak, ask, use.slots, use.spare)
+
+    def _least_asked(self, name: str) -> int:
+        """What every message that is not answered yet still asks for."""
+        asks = (one.claims[name].ask if name in one.claims else 0 for one in self._asked)
+        return min(asks, default=NO_LIMIT)
 
     def _part(self, now: float, name: str, holding: _Holding, use: Use) -> int:
         """Its fair part of one backend's slots; never what others hold by the ledger, who may have got it meanwhile."""

@@ -18,7 +18,7 @@ import msgspec
 from gateway.core.keys import Key, KeyRing
 from gateway.core.settings import keyfile
 from gateway.core.settings.nodes import ConfigErrors, Entries, Items, Node, Notes, Scalar
-from gateway.runtime.cluster_ledger import KEYS_VERSION, PREFIX, Ledger
+from gateway.runtime.cluster_ledger import KEYS_VERSION, PREFIX, Heard, Ledger, translated
 
 KEYS: Final = f"{PREFIX}keys"
 REVOKED: Final = f"{PREFIX}keys:revoked"
@@ -65,12 +65,15 @@ class SharedKeys:
             self._merged = own, _merged(own.keys, self._keys, self._revoked)
         return self._merged[1]
 
-    async def follow(self, epoch: str, version: int) -> None:
+    def is_behind(self, heard: Heard) -> bool:
+        """Has anything changed since it was last taken up?"""
+        return (heard.reply.epoch, heard.keys_version) != (self._epoch, self._version)
+
+    async def follow(self, heard: Heard) -> None:
         """Take up what has changed. Raises LedgerError."""
+        epoch, version = heard.reply.epoch, heard.keys_version
         is_other, before = epoch != self._epoch, self._version
-        if not is_other and version == before:
-            return
-        async with self._ledger.translated():
+        async with translated():
             if before and (version < before or (is_other and version == before)):
                 version = await self._bring_back()
             if version != before:

@@ -7,8 +7,10 @@
 -- ARGV  1 gateway  2 number  3 epoch of its claims  4 lease in ms  5 its claims as JSON, "" when it leaves
 --       6 what it tells the others ("": as before)  7 a random id, for a new epoch
 --       8 ms of calm after a restart of this server   9 ms of calm after its memory was lost
---       10... the gateways that this one knows
--- A claim is [hold, used, need, peak, ask, slots, spare]; a standing is [held, used, need, peak, spare].
+--       10 ms that a lease has to be seen over before it ends   11... the gateways that this one knows
+-- A claim is [hold, used, need, peak, ask, slots, spare]; a standing is [held, used, need, peak, spare, granted].
+-- What is in flight without being granted is held too, so that nobody else gets it, but is no part of the grant.
+-- A member is {number, until_ms, over_ms: when its lease was first seen over, on: backend -> standing}.
 if redis.replicate_commands then redis.replicate_commands() end
 local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
@@ -34,11 +36,15 @@ end
 local members, flat = {}, redis.call('HGETALL', KEYS[1])
 for i = 1, #flat, 2 do
   local one = cjson.decode(flat[i + 1])
-  if one.until_ms < now then
+  if one.over_ms and now >= one.over_ms + tonumber(ARGV[10]) then
     redis.call('HDEL', KEYS[1], flat[i])
     redis.call('HDEL', KEYS[2], flat[i])
   else
     members[flat[i]] = one
+    if one.until_ms < now and not one.over_ms then -- if this server stood still, its message is here already
+      one.over_ms = now
+      redis.call('HSET', KEYS[1], flat[i], cjson.encode(one))
+    end
   end
 end
 
@@ -52,12 +58,13 @@ if ARGV[5] == '' then
   return {'left'}
 end
 
-local is_late = now >= tonumber(epoch[4])
+local is_late, was_awaited = now >= tonumber(epoch[4]), false
 if not is_late then
   if ARGV[3] ~= epoch[2] then
-    for i = 10, #ARGV do if not members[ARGV[i]] then redis.call('SADD', KEYS[5], ARGV[i]) end end
+    for i = 11, #ARGV do if not members[ARGV[i]] then redis.call('SADD', KEYS[5], ARGV[i]) end end
   end
-  if redis.call('SISMEMBER', KEYS[5], me) == 1 then redis.call('SREM', KEYS[5], me) end
+  was_awaited = redis.call('SISMEMBER', KEYS[5], me) == 1
+  if was_awaited then redis.call('SREM', KEYS[5], me) end
 end
 local is_calm = now < tonumber(epoch[3]) or (not is_late and redis.call('SCARD', KEYS[5]) > 0)
 
@@ -71,15 +78,15 @@ for backend, claim in pairs(cjson.decode(ARGV[5])) do
   local base = 0
   if known then
     local before = known.on[backend]
-    base = math.min(hold, before and before[1] or 0)
-  elseif is_calm and ARGV[3] ~= epoch[2] and ARGV[3] ~= '' then
-    base = hold -- by a ledger that is no more; whoever is alive says so while it is calm
+    base = math.min(ask, before and before[6] or 0) -- what it was granted is its own while it asks for it
+  elseif (is_calm or was_awaited) and ARGV[3] ~= epoch[2] and ARGV[3] ~= '' then
+    base = hold -- by a ledger that is no more; nothing was granted since
   end
-  local granted = math.max(base, used)
+  local granted = base
   if not is_calm then
-    granted = math.max(granted, math.min(ask, slots - (held[backend] or 0)))
+    granted = math.max(base, math.min(ask, slots - (held[backend] or 0)))
   end
-  on[backend] = {granted, used, claim[3], claim[4], claim[7]}
+  on[backend] = {math.max(granted, used), used, claim[3], claim[4], claim[7], granted}
 end
 redis.call('HSET', KEYS[1], me, cjson.encode({number = number, until_ms = now + tonumber(ARGV[4]), on = on}))
 if ARGV[6] ~= '' then redis.call('HSET', KEYS[2], me, ARGV[6]) end

@@ -14,7 +14,6 @@ import msgspec
 from gateway.core.lease_limits import SharedLimits, Spent
 from gateway.core.lease_reports import FIGURES, SPACED_S, Figures, who_asks
 from gateway.runtime.backends import Backends
-from gateway.runtime.cluster_keys import SharedKeys
 from gateway.runtime.cluster_ledger import Heard
 
 AGAIN_S: Final = 1.0  # unchanged words are told again, for a Redis that forgot them
@@ -39,11 +38,10 @@ class _Look(NamedTuple):
 class Words:
     """Owner of what was last told and heard. Times are monotonic seconds of this gateway."""
 
-    def __init__(self, me: str, limits: SharedLimits, backends: Backends, keys: SharedKeys) -> None:
+    def __init__(self, me: str, limits: SharedLimits, backends: Backends) -> None:
         self._me = me
         self._limits = limits
         self._backends = backends
-        self._keys = keys
         self._active: Mapping[str, frozenset[str]] = {}  # of the others
         self._heard_at: dict[str, float] = {}  # backend: when another gateway had looked
         self._numbers: dict[tuple[str, str], int] = {}  # gateway and backend: last figures taken
@@ -68,8 +66,8 @@ class Words:
         self._last, self._last_at = words, now
         return words
 
-    async def hear(self, now: float, heard: Heard) -> None:
-        """What the others told, and whether keys have changed. Raises LedgerError."""
+    def hear(self, now: float, heard: Heard) -> None:
+        """What the others told."""
         told = {who: words for who, raw in heard.told.items() if (words := _read(raw)) is not None}
         self._limits.hear(now, {who: one.limits for who, one in told.items()})
         self._active = {who: frozenset(one.active) for who, one in told.items()}
@@ -77,7 +75,6 @@ class Words:
         for who, one in told.items():
             for name, figures in one.figures.items():
                 self._take(now, who, name, figures)
-        await self._keys.follow(heard.reply.epoch, heard.keys_version)
 
     def lost(self) -> None:
         """Redis is away: limits are this gateway's own until it is back."""

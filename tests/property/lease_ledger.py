@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gateway.core.lease import CALM_S, LEASE_S, Message, Reply, Standing
+from gateway.core.lease import CALM_S, LEASE_S, SEEN_S, Message, Reply, Standing
 
 
 @dataclass
@@ -16,6 +16,8 @@ class Member:
     number: int
     until: float
     on: dict[str, Standing]
+    granted: dict[str, int]
+    over_at: float | None = None  # its lease was first seen over
 
 
 @dataclass
@@ -37,31 +39,40 @@ class Ledger:
 
     def hear(self, now: float, message: Message) -> Reply | None:
         """None: an answer to a later message was given before."""
-        self.members = {name: one for name, one in self.members.items() if one.until >= now}
+        self._see(now)
         known = self.members.pop(message.sender, None)
         if known is not None and message.number <= known.number:
             self.members[message.sender] = known
             return None
         is_late = now >= self.late_at
+        was_awaited = not is_late and message.sender in self.awaited
         if not is_late:
             if message.epoch != self.epoch:
                 self.awaited |= {one for one in message.peers if one not in self.members}
             self.awaited.discard(message.sender)
         is_calm = now < self.calm_until or (not is_late and bool(self.awaited))
-        on = {}
+        on, grants = {}, {}
         for name, claim in message.claims.items():
             held = sum(one.on[name].held for one in self.members.values() if name in one.on)
             base = 0
             if known is not None:
-                base = min(claim.hold, known.on[name].held if name in known.on else 0)
-            elif is_calm and message.epoch not in (self.epoch, ""):
+                base = min(claim.ask, known.granted.get(name, 0))
+            elif (is_calm or was_awaited) and message.epoch not in (self.epoch, ""):
                 base = claim.hold
-            granted = max(base, claim.used)
+            granted = base
             if not is_calm:
-                granted = max(granted, min(claim.ask, claim.slots - held))
-            on[name] = Standing(granted, claim.used, claim.need, claim.peak, claim.spare)
+                granted = max(base, min(claim.ask, claim.slots - held))
+            grants[name] = granted
+            on[name] = Standing(
+                max(granted, claim.used), claim.used, claim.need, claim.peak, claim.spare
+            )
         others: Mapping[str, Mapping[str, Standing]] = {n: m.on for n, m in self.members.items()}
-        self.members[message.sender] = Member(message.number, now + LEASE_S, on)
-        return Reply(
-            self.epoch, round(now * 1000), {name: one.held for name, one in on.items()}, others
-        )
+        self.members[message.sender] = Member(message.number, now + LEASE_S, on, grants)
+        return Reply(self.epoch, round(now * 1000), grants, others)
+
+    def _see(self, now: float) -> None:
+        for name, one in list(self.members.items()):
+            if one.over_at is not None and now >= one.over_at + SEEN_S:
+                del self.members[name]
+            elif one.until < now and one.over_at is None:
+                one.over_at = now

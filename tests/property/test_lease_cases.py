@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.lease import CUT_OFF_S, OWN_LEASE_S, Lease, Use
+from gateway.core.lease import ASK_S, CUT_OFF_S, LEASE_S, RENEW_S, SEEN_S, Lease, Message, Use
 from gateway.core.lease_fair import Want, divide
 from tests.property.lease_ledger import Ledger
 
@@ -18,6 +18,13 @@ class Talk:
         self.ledger = Ledger()
         self.slots = slots
         self.leases = {name: Lease(name) for name in names}
+
+    def is_silent(self, seen_by: str) -> None:
+        """All others are, for longer than their leases, and this one's messages let the ledger see it."""
+        self.now += LEASE_S + 0.1
+        self.exchange(seen_by)
+        self.now += SEEN_S + 0.1
+        self.exchange(seen_by)
 
     def exchange(self, name: str, used: int = 0, waiting: int = 0, spare: bool = True) -> int:
         """Returns its share."""
@@ -79,7 +86,7 @@ def test_the_only_slot_is_everybodys_in_turn() -> None:
 def test_a_lease_that_ended_in_a_pause_is_not_claimed_from_a_ledger_that_forgot() -> None:
     talk = Talk("a", "b", slots=1)
     assert talk.exchange("a") == 1
-    talk.now += OWN_LEASE_S + 2
+    talk.is_silent(seen_by="b")
     assert talk.exchange("b") == 1
     talk.ledger.restart(talk.now, "other")
     assert talk.exchange("a", waiting=1) == 0
@@ -95,27 +102,123 @@ def test_a_cut_off_gateway_keeps_its_share_and_one_that_starves_gets_one_slot_in
     for name, early, late in (("a", 4, 4), ("b", 0, 1)):
         lease = talk.leases[name]
         uses = {"b": Use(4, 0, 1, starved=name == "b")}
-        assert lease.lost(talk.now + 1, talk.now + 0.5, uses)
+        lease.lost(talk.now + 1, uses)
         assert lease.shares["b"] == early
-        assert lease.lost(talk.now + CUT_OFF_S, talk.now + CUT_OFF_S - 1, talk.uses())
+        lease.lost(talk.now + 4, uses)
+        lease.lost(talk.now + CUT_OFF_S, talk.uses())
         assert lease.shares["b"] == early, "nobody waits in vain"
-        assert lease.lost(talk.now + CUT_OFF_S, talk.now + CUT_OFF_S - 1, uses)
-        assert lease.lost(talk.now + CUT_OFF_S + 1, talk.now + CUT_OFF_S, talk.uses())
+        lease.lost(talk.now + CUT_OFF_S, uses)
+        lease.lost(talk.now + CUT_OFF_S + 1, talk.uses())
         assert lease.shares["b"] == late
 
 
 def test_a_gateway_that_never_heard_from_a_ledger_takes_half() -> None:
     lease = Lease("a")
-    lease.ask(10.0, {"b": Use(5, 0), "c": Use(1, 0)})
-    assert lease.lost(11.0, 10.0, {"b": Use(5, 0), "c": Use(1, 0)})
+    uses = {"b": Use(5, 0), "c": Use(1, 0)}
+    lease.lost(10.0, uses)
     assert lease.shares == {"b": 2, "c": 1}
 
 
-def test_an_attempt_during_which_the_process_stood_still_says_nothing_about_the_ledger() -> None:
+def test_a_new_gateway_that_may_still_hear_from_a_slow_ledger_takes_nothing_yet() -> None:
+    lease, uses = Lease("a"), {"b": Use(5, 0)}
+    lease.ask(10.0, uses)
+    lease.lost(12.0, uses)
+    assert lease.shares == {"b": 0}
+    lease.lost(10.0 + CUT_OFF_S, uses)
+    assert lease.shares == {"b": 2}
+
+
+def test_who_hears_no_answer_in_time_goes_on_alone_with_the_share_it_has() -> None:
     talk = Talk("a")
     talk.exchange("a")
-    assert not talk.leases["a"].lost(talk.now + 9, talk.now, talk.uses())
+    lease = talk.leases["a"]
+    assert [lease.tick(talk.now + n * RENEW_S, talk.uses()) for n in (0, 1, 2)] == [0, 0, 1]
+    assert lease.is_alone
+    assert lease.shares["b"] == 4
+
+
+def test_a_process_that_stood_still_does_not_take_that_for_the_silence_of_the_ledger() -> None:
+    talk = Talk("a")
+    talk.exchange("a")
+    assert not talk.leases["a"].tick(talk.now + 9, talk.uses())
     assert not talk.leases["a"].is_alone
+
+
+def test_who_stood_still_and_then_meets_no_ledger_has_no_more_than_what_is_in_flight() -> None:
+    talk = Talk("a")
+    talk.exchange("a")
+    talk.leases["a"].lost(talk.now + 9, talk.uses(used=1))
+    assert talk.leases["a"].shares["b"] == 1
+
+
+def asked(talk: Talk, name: str, **use: int) -> Message:
+    """A message that the ledger hears at once, and whose answer is on its way."""
+    return talk.leases[name].ask(talk.now, talk.uses(**use))
+
+
+def test_a_slow_answer_grants_what_later_messages_still_ask_for() -> None:
+    talk = Talk("a", "b")
+    first = asked(talk, "a", waiting=4)
+    reply = talk.ledger.hear(talk.now, first)
+    assert reply is not None
+    talk.now += RENEW_S
+    talk.ledger.hear(talk.now, asked(talk, "a", waiting=4))
+    talk.leases["a"].heard(talk.now, first, reply, talk.uses(waiting=4))
+    assert talk.leases["a"].shares["b"] == 4
+
+
+def test_a_slow_answer_brings_nothing_back_that_was_let_go_meanwhile() -> None:
+    talk = Talk("a", "b")
+    talk.exchange("a")
+    talk.exchange("b", waiting=4)
+    first = asked(talk, "a", waiting=4)
+    reply = talk.ledger.hear(talk.now, first)
+    assert reply is not None
+    talk.now += 2.0
+    second = asked(talk, "a")  # nobody waits here any more
+    talk.ledger.hear(talk.now, second)
+    assert talk.exchange("b", waiting=4) == 4 - second.claims["b"].ask
+    talk.leases["a"].heard(talk.now, first, reply, talk.uses(waiting=4))
+    assert talk.leases["a"].shares["b"] <= second.claims["b"].ask
+
+
+def test_a_ledger_that_takes_ten_seconds_to_answer_still_moves_slots_to_who_starves() -> None:
+    talk = Talk("a", "b")
+    talk.exchange("a")
+    for _ in range(2):
+        talk.exchange("b", waiting=1)
+        talk.exchange("a")
+    slow, on_its_way = talk.leases["b"], []
+    uses = {"b": Use(4, 0, 4, starved=False)}
+    for _ in range(30):
+        talk.now += RENEW_S
+        slow.tick(talk.now, uses)
+        message = slow.ask(talk.now, uses)
+        on_its_way.append((talk.now + 10, message, talk.ledger.hear(talk.now, message)))
+        for _ in range(2):
+            talk.exchange("a")
+        if on_its_way[0][0] <= talk.now:
+            _, message, reply = on_its_way.pop(0)
+            assert reply is not None
+            slow.heard(talk.now, message, reply, uses)
+    assert slow.is_alone
+    assert slow.shares["b"] == 4
+    held = {name: one.on["b"].held for name, one in talk.ledger.members.items()}
+    assert held == {"a": 0, "b": 4}
+
+
+def test_an_answer_that_came_in_time_ends_being_alone() -> None:
+    talk = Talk("a")
+    talk.exchange("a")
+    lease = talk.leases["a"]
+    lease.lost(talk.now, talk.uses())
+    message = lease.ask(talk.now, talk.uses())
+    reply = talk.ledger.hear(talk.now, message)
+    assert reply is not None
+    lease.heard(talk.now + ASK_S + 0.1, message, reply, talk.uses())
+    assert lease.is_alone
+    talk.exchange("a")
+    assert not lease.is_alone
 
 
 def test_who_drains_holds_only_what_is_in_flight() -> None:
@@ -155,7 +258,7 @@ def test_who_returns_with_work_in_flight_does_not_lend_its_slots_again_while_oth
 ):
     talk = Talk("a", "b", slots=2)
     talk.exchange("a", used=2)
-    talk.now += OWN_LEASE_S + 2
+    talk.is_silent(seen_by="b")
     assert talk.exchange("b", waiting=2) == 2
     assert talk.exchange("a", used=2, waiting=2) == 0, "it is counted, and that is all"
     talk.exchange("a", used=0, waiting=2)
