@@ -124,7 +124,7 @@ class Pipeline:
         if ring is None:
             refuse_pages(exchange.headers, self.config.cors.origins)
             return ANONYMOUS
-        found = ring.find(presented(exchange.headers, exchange.path_key), datetime.now(UTC))
+        found = ring.find(presented(exchange.headers, exchange.path_key), _utc_now)
         if found is Refusal.ABSENT and not (admin or self.config.needs_key):
             refuse_pages(exchange.headers, self.config.cors.origins)
             return GUEST
@@ -144,7 +144,7 @@ class Pipeline:
         if self.draining:
             raise _draining()
         dispatch = self.dispatcher.dispatch
-        if not dispatch.queued and dispatch.limits.queue != 0:  # then nobody can be full
+        if not dispatch.queue.waiting and dispatch.limits.queue != 0:  # then nobody can be full
             return
         catalog = self._catalog(route)
         pools, names = catalog.pools, catalog.names(key.models)
@@ -214,7 +214,9 @@ class Pipeline:
             weight=key.weight,
             batch=key.priority == "batch",
             prompt_bytes=request.prompt_bytes,
-            conversation=conversation_of(exchange.headers, request.prompt_cache_key, pieces),
+            conversation=conversation_of(exchange.headers, request.prompt_cache_key, pieces)
+            if len(pool.backends) > 1  # else there is nothing to choose by it
+            else 0,
             chain=chain_of(pieces, pool.name) if pieces else EMPTY,
             max_tokens=request.max_tokens if makes_text else 0,
             ids=pool.ids,
@@ -233,6 +235,10 @@ class Pipeline:
             pool=pool,
             deadlines=self.deadlines,
         )
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
 
 
 def _draining() -> GatewayError:

@@ -67,30 +67,23 @@ class Front:
         try:
             if route is not None and scope["method"] in _methods_of(route):
                 present = ClientPresent(scope, receive)
-                self._enter(present)
+                if not self.active:
+                    self.idle.clear()
+                self.active.add(present)
                 try:
-                    if route.generates:
-                        await self._pipeline.serve(exchange, route, present)
-                    else:
-                        await self._pipeline.serve_free(exchange, route, present)
+                    line = self._pipeline
+                    serve = line.serve if route.generates else line.serve_free
+                    await serve(exchange, route, present)
                 finally:
-                    self._leave(present)
+                    self.active.discard(present)
+                    if not self.active:
+                        self.idle.set()
             else:
                 await self._aside(exchange, meaning, route)
         except GatewayError as error:
             await exchange.refuse(error)
         except ClientGone:
             exchange.cut()
-
-    def _enter(self, present: ClientPresent) -> None:
-        if not self.active:
-            self.idle.clear()
-        self.active.add(present)
-
-    def _leave(self, present: ClientPresent) -> None:
-        self.active.discard(present)
-        if not self.active:
-            self.idle.set()
 
     async def _aside(self, exchange: Exchange, meaning: Meaning, route: Route | None) -> None:
         """What is not relayed: answers from memory, and refusals by path and method."""

@@ -147,26 +147,28 @@ class Sequences:
                 depth = deepest(hashes, slot.hashes, depth)
                 if depth == len(hashes):
                     break
-        depth, _ = self._ram.deeper(chain, depth)
+        if depth < len(hashes):
+            depth, _ = self._ram.deeper(chain, depth)
         return chain.ends[depth - 1] if depth else 0
 
     def start(self, ticket: int, chain: Chain) -> None:
         """The engine's own choice: the idle slot with the longest common prefix, else the least recently used."""
-        slot, depth = self._longest(chain.hashes)
+        hashes, ends = chain.hashes, chain.ends
+        slot, depth = self._longest(hashes)
         if slot is None:  # more than we know of: nothing can be said about it
             return
-        ends = chain.ends
         if not depth or ends[depth - 1] <= TAKE_OVER * ends[-1]:
             idle = (one for one in self._slots if one.ticket is None)
             slot = min(idle, key=lambda one: one.used)
-            depth = deepest(chain.hashes, slot.hashes)
-        common = ends[depth - 1] if depth else 0
-        depth, saved = self._ram.deeper(chain, depth)
+            depth = deepest(hashes, slot.hashes)
+        common, saved = ends[depth - 1] if depth else 0, None
+        if depth < len(hashes):
+            depth, saved = self._ram.deeper(chain, depth)
         if saved is not None or self._ram.has_evicted:  # else no answer can say anything new
             self._expect(ticket, ends[depth - 1] if depth else 0, saved)
         if slot.hashes and common < SAVE_BELOW * slot.chain.size:
             self._ram.save(slot)
-        slot.chain, slot.hashes, slot.ticket = chain, frozenset(chain.hashes), ticket
+        slot.chain, slot.hashes, slot.ticket = chain, frozenset(hashes), ticket
         self._running[ticket] = slot
         self._touch(slot)
 

@@ -48,12 +48,12 @@ class Pool:
 
         `lacking`: backends that have said that they do not have it.
         """
-        able = {
-            name
-            for name in self.backends
-            if name not in lacking and ((paths := listings[name].paths) is None or path in paths)
-        }
-        if able == self.backends or not (able or strict):
+        able = []
+        for name in self.backends:
+            paths = listings[name].paths
+            if (paths is None or path in paths) and name not in lacking:
+                able.append(name)
+        if len(able) == len(self.backends) or not (able or strict):
             return self
         return self.among(able)
 

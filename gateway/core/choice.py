@@ -10,6 +10,8 @@ queue with a cold prompt. In virtual time, engines of 4 slots taken for 16: mean
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
 from gateway.core import cost
 from gateway.core.cost import Price
 from gateway.core.fleet import Backend
@@ -34,11 +36,11 @@ class Choice:
 
     def next(self, now: float) -> tuple[Waiting, Price] | None:
         """Who starts now, and at what price; None: nobody can, or is better off waiting."""
-        if self._queue.waiting:
-            self._end_vain_reservations()
-            free = {b.name for b in self._backends.values() if b.free > 0}
-        else:
-            free = set()
+        if not self._queue.waiting:
+            self._end_idle_but(frozenset(), now)
+            return None
+        self._end_vain_reservations()
+        free = {b.name for b in self._backends.values() if b.free > 0}
         self._end_idle_but(free, now)
         return self._choose(now, free) if free else None
 
@@ -106,7 +108,7 @@ class Choice:
         self._watch_idle(now, free, wanted)
         return None
 
-    def _end_idle_but(self, free: set[str], now: float) -> None:
+    def _end_idle_but(self, free: AbstractSet[str], now: float) -> None:
         """A slot that was lost to a resize or a failure is not idle any more: its timer would be due for ever."""
         for backend in self._backends.values():
             if backend.idle_wanted_since is not None and backend.name not in free:

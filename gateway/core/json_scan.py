@@ -42,13 +42,8 @@ class Member(NamedTuple):
     end: int
 
 
-class TopLevel(NamedTuple):
-    """The top level of a body. `few`: what `few_elements` says of it."""
-
-    values: dict[str, Value]
-    few: bool
-    model: Span | None  # where the value of `model` stands
-
+# The values of a body by name, what `few_elements` says of it, and where the value of `model` stands.
+TopLevel: TypeAlias = tuple[dict[str, Value], bool, Span | None]
 
 # The members that are large: measured in the one pass that checks a body, where it has too many to list.
 _Large = msgspec.defstruct(
@@ -69,10 +64,10 @@ def top_level(body: bytes, *, once: tuple[str, ...]) -> TopLevel:
 
     Raises GatewayError("invalid_json") as `members` does, and if a name of `once` is repeated.
     """
-    few = few_elements(body)
+    few = len(body) <= SMALL or few_elements(body)
     sound, lengths = _measured(body, few=few)
     if few and sound is body and (space := _usual_space(body, lengths)) is not None:
-        return TopLevel(lengths, few, _model_span(lengths, space))  # type: ignore[arg-type]
+        return lengths, few, _model_span(lengths, space)  # type: ignore[return-value]
     found = _walk(body, sound, lengths)
     spans = {member.name: (member.value, member.end) for member in found}
     if len(spans) < len(found):
@@ -83,7 +78,7 @@ def top_level(body: bytes, *, once: tuple[str, ...]) -> TopLevel:
                 raise GatewayError("invalid_json", message, param=name)
     view = memoryview(body)  # not of the sound copy: what is read must be the client's own
     values: dict[str, Value] = {name: view[start:end] for name, (start, end) in spans.items()}
-    return TopLevel(values, few, spans.get("model"))
+    return values, few, spans.get("model")
 
 
 def members(body: bytes) -> list[Member]:
@@ -172,8 +167,13 @@ def _usual_space(body: bytes, values: dict[str, msgspec.Raw]) -> int | None:
         return 0
     if len(body) != least + 2 * len(values) - 1 or len(body) > SMALL:
         return None
-    spaced = b", ".join([b'"%b": %b' % (name.encode(), raw) for name, raw in values.items()])
-    return 1 if body.startswith(spaced, 1) else None  # as long as all but its braces
+    at = 1
+    for name, raw in values.items():
+        key = b'"%b": ' % name.encode()
+        if not (body.startswith(key, at) and body.startswith(raw, at + len(key))):
+            return None
+        at += len(key) + len(raw) + 2
+    return 1  # all of the body but its braces and two bytes between members is theirs
 
 
 def _model_span(values: dict[str, msgspec.Raw], space: int) -> Span | None:

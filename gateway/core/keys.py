@@ -12,7 +12,7 @@ cache of raw secrets is kept: a lookup takes about 2 µs, and memory then never 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from enum import Enum
@@ -71,8 +71,8 @@ class KeyRing:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_hash", {key.hash: key for key in self.keys})
 
-    def find(self, secrets: Sequence[str], now: datetime) -> Key | Refusal:
-        """The one valid key among the presented secrets. `now` is an aware time.
+    def find(self, secrets: Sequence[str], clock: Callable[[], datetime]) -> Key | Refusal:
+        """The one valid key among the presented secrets. `clock` gives an aware time, where a key has an end.
 
         1. Nothing presented: absent.
         2. One valid key, however often and whatever dummies are beside it: that key.
@@ -85,7 +85,8 @@ class KeyRing:
             key = self._known(secrets[0])
             if key is None:
                 return Refusal.UNKNOWN
-            return key if key.is_valid(now) else Refusal.EXPIRED
+            return key if key.expires is None or key.is_valid(clock()) else Refusal.EXPIRED
+        now = clock()
         known = [key for secret in secrets if (key := self._known(secret)) is not None]
         valid = {key.name: key for key in known if key.is_valid(now)}
         if len(valid) == 1:

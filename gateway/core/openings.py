@@ -30,7 +30,11 @@ class Openings:
         """Permits that this request could have there now."""
         offer = waiting.offer
         free = backend.free_for(offer.ticket)
-        if not free or not backend.has_room(offer.prompt_bytes, offer.permits, offer.max_tokens):
+        if not free:
+            return 0
+        if backend.room.tokens is not None and not backend.has_room(
+            offer.prompt_bytes, offer.permits, offer.max_tokens
+        ):
             return 0
         if backend.residence.loaded is not None and not self._lets_load(now, waiting, backend):
             return 0

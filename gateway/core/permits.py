@@ -40,7 +40,7 @@ class Permits:
             backend.backlog_tokens,
             price.matched,
             waiting.tried | {backend.name},
-            self._promise(backend, offer),
+            0 if backend.room.tokens is None else self._promise(backend, offer),
             price.load_s > 0,
         )
         if backend.residence.start(now, offer.ticket, offer.model_on(backend.name)):
@@ -48,7 +48,8 @@ class Permits:
         self._index.start(backend.name, offer.ticket, offer.chain)
         backend.in_flight += offer.permits
         backend.backlog_tokens += tokens
-        backend.end_idle(now)
+        if backend.idle_wanted_since is not None:
+            backend.end_idle(now)
         self._lines.started(waiting.line, expected, backend.name)
         return affinity
 
@@ -128,8 +129,6 @@ class Permits:
     def _promise(backend: Backend, offer: Offer) -> int:
         """Tokens of the shared KV cache that are its own until it ends."""
         room = backend.room
-        if room.tokens is None:
-            return 0
         need = room.need(backend.tokens_in(offer.prompt_bytes), offer.permits, offer.max_tokens)
         room.promised += need
         return need

@@ -86,9 +86,12 @@ def permits_of_prompt(prompt: Value | None, *, few: bool) -> int:
 
 
 def _present(fields: Mapping[str, Value], names: Iterable[str]) -> list[Piece]:
-    return [
-        memoryview(fields[name]) for name in names if name in fields and not _is_empty(fields[name])
-    ]
+    pieces: list[Piece] = []
+    for name in names:
+        value = fields.get(name)
+        if value is not None and not _is_empty(value):
+            pieces.append(memoryview(value))
+    return pieces
 
 
 def _is_empty(value: Value) -> bool:

@@ -51,11 +51,12 @@ def parse(body: bytes, wire: Wire) -> ParsedRequest:
     top-level `model` or `stream` twice, however spelled.
     """
     fields, few, span = top_level(body, once=("model", "stream"))
-    model = text_of(fields["model"]) if span else None
+    model = text_of(fields["model"]) or None if span else None
     pieces = pieces_of(fields, wire, few=few)
     return ParsedRequest(
-        model=model or None,
-        model_present=span is not None and not equals(fields["model"], b"null"),
+        model=model,
+        model_present=span is not None
+        and (model is not None or not equals(fields["model"], b"null")),
         model_span=span,
         stream=_stream(fields, wire),
         permits=_permits(fields, wire, few=few),
@@ -73,7 +74,7 @@ def replace_model(body: bytes, new_model: str, span: Span | None = None) -> byte
     `span`: ParsedRequest.model_span of this very body, if at hand. A body without a model comes back as it is.
     """
     if span is None:
-        span = top_level(body, once=("model",)).model
+        _, _, span = top_level(body, once=("model",))
     if span is None:
         return body
     return b"".join((body[: span[0]], json.dumps(new_model).encode(), body[span[1] :]))
@@ -97,9 +98,10 @@ def drop_top_level(body: bytes, name: str) -> bytes:
 def _stream(fields: Mapping[str, Value], wire: Wire) -> bool:
     """JSON true only; Ollama's native paths stream unless told not to."""
     value = fields.get("stream")
-    if value is None or equals(value, b"null"):
+    if value is None:
         return wire is Wire.OLLAMA_NDJSON
-    return equals(value, b"true")
+    written = bytes(value) if len(value) <= 4 else b""
+    return written == b"true" or (written == b"null" and wire is Wire.OLLAMA_NDJSON)
 
 
 def _permits(fields: Mapping[str, Value], wire: Wire, *, few: bool) -> int:

@@ -97,7 +97,7 @@ class Dispatcher:
         own = decisions[0] if decisions else None
         if own is None or own.ticket != offer.ticket or isinstance(own, Wait):
             return None
-        if len(decisions) > 1 or self.dispatch.queued:
+        if len(decisions) > 1 or self.dispatch.queue.waiting:
             self.apply(decisions[1:])  # else nobody waits, and nothing is due because of it
         if isinstance(own, Refuse):
             raise self.refusal(own)
@@ -250,5 +250,5 @@ class Place:
                 dispatcher.on_settling(self.backend)
         else:
             decisions = dispatcher.dispatch.cancel(now, ticket)
-        if decisions or self._cancelled or dispatcher.dispatch.queued:  # else nothing is due by it
+        if decisions or self._cancelled or dispatcher.dispatch.queue.waiting:  # else nothing is due
             dispatcher.apply(decisions)

@@ -131,7 +131,8 @@ class Forward:
         try:
             self._call = call = self._prepared(place)
             self._response = response = await call.__aenter__()
-            meaning, answer = await judged(response, self._backends.engine_of(place.backend))
+            engine = self._backends.engine_of(place.backend)
+            meaning, answer = await judged(response, engine)
         except UpstreamError as error:
             self._fault(place.backend, error)
             if error.may_have_run:

@@ -41,12 +41,12 @@ RING = KeyRing((ALICE, BOB, OLD))
     ],
 )
 def test_exactly_one_valid_key_counts(secrets: tuple[str, ...], found: Key | Refusal) -> None:
-    assert RING.find(secrets, NOW) is found
+    assert RING.find(secrets, lambda: NOW) is found
 
 
 def test_a_ring_without_keys_refuses_everybody() -> None:
-    assert KeyRing().find(("sk-alice",), NOW) is Refusal.UNKNOWN
-    assert KeyRing().find((), NOW) is Refusal.ABSENT
+    assert KeyRing().find(("sk-alice",), lambda: NOW) is Refusal.UNKNOWN
+    assert KeyRing().find((), lambda: NOW) is Refusal.ABSENT
 
 
 @pytest.mark.parametrize("refusal", Refusal)
@@ -111,7 +111,7 @@ def test_a_key_in_the_path_wins_and_an_empty_one_is_absent() -> None:
     st.lists(st.tuples(st.sampled_from([b"authorization", b"x-api-key", b"api-key"]), st.binary()))
 )
 def test_no_header_whatever_its_bytes_breaks_the_lookup(headers: list[tuple[bytes, bytes]]) -> None:
-    assert RING.find(presented(headers), NOW) in {Refusal.ABSENT, Refusal.UNKNOWN}
+    assert RING.find(presented(headers), lambda: NOW) in {Refusal.ABSENT, Refusal.UNKNOWN}
 
 
 @pytest.mark.parametrize(
