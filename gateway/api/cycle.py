@@ -163,9 +163,6 @@ class Cycle(msgspec.Struct, eq=False):
         """
         if self.gone:
             return
-        if self._chunked and more and data and not self._head:  # an event: the hot path
-            self.edge.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
-            return
         if self.complete or not self.started:
             raise RuntimeError("body bytes before the start or after the end of the response")
         if self._chunked:
@@ -177,6 +174,14 @@ class Cycle(msgspec.Struct, eq=False):
         self._write(data)
         if not more:
             self._finish()
+
+    def write_chunk(self, chunk: bytes, at: int) -> bool:
+        """Send body bytes that are framed as a chunk already: `chunk[at:-2]`. False: the client is behind."""
+        if self._chunked and not self._head and not self.gone:
+            self.edge.transport.write(chunk)
+        else:
+            self.write(chunk[at:-2], more=True)
+        return not self.edge.outflow.paused
 
     # -- for the edge
 

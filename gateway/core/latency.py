@@ -46,12 +46,14 @@ class Window:
         self._slices: deque[tuple[int, dict[int, int]]] = deque()  # those before it
         self._totals = {window_s: [0] * _BUCKETS for window_s in WINDOWS_S}  # of those
 
-    def observe(self, now: float, seconds: float, count: int = 1) -> None:
-        """Take `count` samples of this length."""
+    def observe(self, now: float, *samples: float) -> None:
+        """Take samples of these lengths."""
         if now >= self._until:
             self._advance(int(now // SLICE_S))
-        bucket = bisect_left(_BOUNDS, seconds)
-        self._counts[bucket] = self._counts.get(bucket, 0) + count
+        counts = self._counts
+        for seconds in samples:
+            bucket = bisect_left(_BOUNDS, seconds)
+            counts[bucket] = counts.get(bucket, 0) + 1
 
     def counts(self, now: float, window_s: int) -> list[int]:
         """Samples by bucket in the window (one of WINDOWS_S) that ends now."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from gateway.core.figures import WHOLE, Timings, Usage
 from gateway.core.json_scan import UNREADABLE, tolerable
+from gateway.core.stream_alike import Alike
 from gateway.core.stream_blocks import CR, Blocks, Cut
 from gateway.core.stream_typed import MessagesReader, ResponsesReader
 from gateway.core.stream_wires import NativeReader, OllamaReader, OpenAIReader, Reader
@@ -25,6 +26,7 @@ class Tap:
     """
 
     __slots__ = (
+        "_alike",
         "_blocks",
         "_read",
         "_reader",
@@ -38,6 +40,7 @@ class Tap:
         self._records = wire is Wire.OLLAMA_NDJSON
         self._reader = _reader(wire)
         self._read = self._reader.read
+        self._alike = Alike()
         self._blocks = Blocks(events=not self._records)
         self._usual: bytes | tuple[()] = () if self._records else b"data: {"  # () is never met
         self.events = 0  # whole events seen; a block without data (a comment) is none
@@ -45,6 +48,10 @@ class Tap:
 
     def feed(self, data: bytes) -> int:
         """Look at one read. Returns how many content events it completed."""
+        if self._alike.knows(data) and self._blocks.fresh:
+            self.events += 1
+            self.content_events += 1
+            return 1
         payload = data[6:-2]
         # Nearly every read is one whole `data: {…}` line and its blank line.
         if (
@@ -60,6 +67,8 @@ class Tap:
                 content: int = self._read(payload, b"")
             except UNREADABLE:
                 content = self._second_look(payload, b"")
+            if content and self._reader.plain:
+                self._alike.learn(data)
         else:
             content = sum(map(self._block, self._blocks.feed(data)))
         self.content_events += content

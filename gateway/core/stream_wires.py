@@ -36,10 +36,11 @@ class Reader:
     By itself it reads nothing: for answers that are no streams of events.
     """
 
-    __slots__ = ("_figures", "_timings", "_usage", "error", "finished")
+    __slots__ = ("_figures", "_timings", "_usage", "error", "finished", "plain")
     wire = Wire.JSON
 
     def __init__(self) -> None:
+        self.plain = False  # the last event was content of the first choice, and nothing else
         self.error = False
         self.finished = False
         self._usage: Any = None
@@ -118,18 +119,24 @@ class OpenAIReader(Reader):
     def read(self, payload: bytes, _name: bytes, /) -> bool:
         chunk = self._decode(payload)
         content = False
+        plain = True
         for choice in chunk.choices or ():
             delta = choice.delta
             if choice.text or (delta is not None and (delta.content or _has_more(delta))):
                 content = True
             if choice.finish_reason or choice.index:
                 self._mark(choice)
+                plain = False
         if chunk.usage:
             self._usage = chunk.usage
+            plain = False
         if chunk.timings:
             self._timings = chunk.timings
+            plain = False
         if chunk.error or (chunk.choices is None and _is_flat_error(payload)):
             self.error = True
+            plain = False
+        self.plain = plain
         return content
 
     def skim(self, cut: Cut, _name: bytes, /) -> bool:

@@ -141,6 +141,9 @@ class Connection(asyncio.Protocol):
         if response is None:
             self.abort()
             return
+        if response.on_chunk is not None and response.pass_chunk(data, now := self._loop.time()):
+            self._alarm.put_off(now)
+            return
         response.feed(data)
         if response.ended:
             self._alarm.off()

@@ -27,12 +27,13 @@ class Alarm:
     Putting it off, as every read does, only moves a number; the timer looks at it when it fires.
     """
 
-    __slots__ = ("_at", "_call", "_closed", "_loop", "_timer", "_timer_at")
+    __slots__ = ("_at", "_call", "_closed", "_loop", "_seconds", "_timer", "_timer_at")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
         self._loop = loop
         self._call = call
         self._at = math.inf
+        self._seconds = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._closed = False
@@ -40,20 +41,25 @@ class Alarm:
     def set(self, seconds: float) -> None:
         """Go off `seconds` from now, not before; 0: never."""
         if seconds <= 0 or self._closed:
-            self._at = math.inf
+            self.off()
             return
+        self._seconds = seconds
         self._at = self._loop.time() + seconds
         if self._at < self._timer_at:
             self._start_timer()
 
+    def put_off(self, now: float) -> None:
+        """Run anew from now, if it runs, for as long as it was set."""
+        self._at = now + self._seconds
+
     def off(self) -> None:
         """Do not go off until it is set again."""
-        self._at = math.inf
+        self._at = self._seconds = math.inf
 
     def close(self) -> None:
         """Never go off again."""
         self._closed = True
-        self._at = math.inf
+        self.off()
         self._stop_timer()
 
     def _start_timer(self) -> None:

@@ -40,7 +40,7 @@ class Exchange:
         "_edge",
         "_receive",
         "_send",
-        "bytes_out",
+        "answered",
         "client",
         "describe",
         "early",
@@ -91,7 +91,7 @@ class Exchange:
         self.early = False  # with a head of ours, because the engine was silent for long
         self.streams = b""  # the content type, once a stream of events or records has begun
         self.status = 0
-        self.bytes_out = 0  # of the body, without what we inserted
+        self.answered = False  # a byte of the engine's body has passed
         self.ended = False  # properly, or by breaking the connection: nothing more can be said
         self.describe: Callable[[], Headers] = list  # headers that tell where it went
 
@@ -152,9 +152,14 @@ class Exchange:
 
     def put(self, data: bytes) -> bool:
         """Send bytes of the body now. False: the client is behind, so wait for `caught_up` before the next."""
-        self.bytes_out += len(data)
+        self.answered = True
         self._edge.write(data, more=True)
         return not self._edge.write_paused
+
+    @property
+    def put_chunk(self) -> Callable[[bytes, int], bool] | None:
+        """`put` for a chunk that is framed already: its data begins at that byte, and ends before its last CRLF."""
+        return None if self._edge is None else self._edge.write_chunk
 
     async def caught_up(self) -> None:
         """Wait for a client that is behind; the edge gives up on one that reads nothing for write_stall_s."""
@@ -167,12 +172,11 @@ class Exchange:
             self.put(data)
             await self.caught_up()
             return
-        self.bytes_out += len(data)
+        self.answered = True
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end(self, data: bytes = b"") -> None:
         """Send the last bytes, and the proper end."""
-        self.bytes_out += len(data)
         self.ended = True
         if self._edge is None:
             await self._send({"type": "http.response.body", "body": data, "more_body": False})

@@ -23,9 +23,10 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def observe(self, seconds: float, times: int = 1) -> None:
-        self.counts[bisect_left(self.bounds, seconds)] += times
-        self.total += seconds * times
+    def observe(self, *samples: float) -> None:
+        for seconds in samples:
+            self.counts[bisect_left(self.bounds, seconds)] += 1
+            self.total += seconds
 
     @property
     def count(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeAlias
 
 import httptools
 
@@ -22,6 +22,9 @@ _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 HIGH_WATER: Final = 256 * 1024  # unread body bytes above which the connection stops reading
 
 
+TakeChunk: TypeAlias = Callable[[bytes, int, float], bool]
+
+
 class Response:
     """An answer of a backend. Owned by the exchange that asked; fed by its connection.
 
@@ -31,7 +34,9 @@ class Response:
     """
 
     __slots__ = (
+        "_between",
         "_bodiless",
+        "_chunk_taker",
         "_dry",
         "_failure",
         "_feeding",
@@ -48,6 +53,7 @@ class Response:
         "head_done",
         "headers",
         "heard",
+        "on_chunk",
         "on_drained",
         "read_started_at",
         "replayed",
@@ -71,15 +77,20 @@ class Response:
         self.on_drained: Callable[[], None] | None = (
             None  # set while the connection waits for a reader
         )
+        self.on_chunk: TakeChunk | None = (
+            None  # set while a whole chunk may go past the parser, which stands between two
+        )
         self._loop = loop
         self._bodiless = bodiless  # the answer to HEAD
         self._framed = False  # by length or chunks; otherwise the body ends with the connection
         self._pieces: list[bytes] = []
+        self._between = False  # the last chunk that the parser saw is whole, and no other has begun
         self._dry = 0
         self._feeding = 0
         self._failure: tuple[Kind, str] | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._taker: Callable[[bytes], bool] | None = None
+        self._chunk_taker: TakeChunk | None = None
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         # With both framings present chunked wins, and the connection is not used again.
         self._parser.set_dangerous_leniencies(lenient_chunked_length=True)
@@ -108,22 +119,25 @@ class Response:
             await self._woken()
         return b"".join(self._pieces)
 
-    async def pass_on(self, take: Callable[[bytes], bool]) -> None:
+    async def pass_on(self, take: Callable[[bytes], bool], take_chunk: TakeChunk) -> None:
         """Give each read to `take` in the very turn in which it comes off the wire, until `take` says False.
 
-        Returns then, and when the body has ended or failed: the last bytes, and how it ended, are for `read`. To
-        wake a task for each event of a stream would cost as much as all else that is done for it.
+        A read that is one whole chunk goes to `take_chunk` instead, as it came, with where its data begins and the
+        loop's time: so an engine's event passes without being unpacked and packed again. Returns when one of them says False, and when
+        the body has ended or failed: the last bytes, and how it ended, are for `read`. To wake a task for each event
+        of a stream would cost as much as all else that is done for it.
         """
         while self._pieces and not (self.ended or self.failed):
             if not take(self._take()):
                 return
         if self.ended or self.failed:
             return
-        self._taker = take
+        self._taker, self._chunk_taker = take, take_chunk
+        self.on_chunk = take_chunk if self._between else None
         try:
             await self._woken()
         finally:
-            self._taker = None
+            self._stop_passing()
 
     async def wait_for_head(self) -> None:
         """Returns when status and headers are known. Raises UpstreamError if they will never be."""
@@ -133,11 +147,29 @@ class Response:
 
     # What the connection calls.
 
+    def pass_chunk(self, data: bytes, now: float) -> bool:
+        """Is this read one whole chunk, and has it been passed on as such? Otherwise it is for `feed`.
+
+        Told by its size alone: what the chunk's first line says must be what came, in the form in which it is sent on.
+        """
+        end = data.find(b"\r\n", 1, 9)
+        size = len(data) - end - 4
+        if end < 0 or size <= 0 or data[:end] != b"%x" % size or data[-2:] != b"\r\n":
+            return False
+        take = self.on_chunk
+        if take is None:
+            return False
+        if not take(data, end + 2, now):
+            self._stop_passing()
+            self._wake()
+        return True
+
     def feed(self, data: bytes) -> None:
         """Take bytes off the wire. Never raises."""
         if self._parser is None:
             return
         self.heard = True
+        self.on_chunk = None
         self._feeding = len(data)
         before = self.backlog
         try:
@@ -152,8 +184,12 @@ class Response:
         if taker is None or self.ended or self.failed:
             self._wake()
         elif self._pieces and not taker(self._take()):
-            self._taker = None
+            self._stop_passing()
             self._wake()
+        elif self._between and data.endswith(
+            b"\r\n"
+        ):  # else a chunk has begun that is not told yet
+            self.on_chunk = self._chunk_taker
 
     def feed_eof(self) -> None:
         """The backend will send no more. Ends a body that is delimited by the close, and nothing else."""
@@ -219,11 +255,20 @@ class Response:
         self._pieces.append(body)
         self.backlog += len(body)
 
+    def on_chunk_header(self) -> None:
+        self._between = False
+
+    def on_chunk_complete(self) -> None:
+        self._between = True
+
     def on_message_complete(self) -> None:
         if self.head_done and not self.ended:
             self._end()
 
     # Below: private steps.
+
+    def _stop_passing(self) -> None:
+        self._taker = self._chunk_taker = self.on_chunk = None
 
     def _end(self) -> None:
         self.ended = True

@@ -51,7 +51,7 @@ class EarlyHead:
 
     def _on_time(self) -> None:
         exchange = self._exchange
-        if exchange.bytes_out or exchange.ended:
+        if exchange.answered or exchange.ended:
             return  # the engine speaks
         if not exchange.started:
             exchange.start_early(self._type)

@@ -51,16 +51,13 @@ class Series:
     last_event_at: float | None = None
 
     def first_token(self, now: float, seconds: float) -> None:
-        self.last_event_at = now
         self.ttft.observe(seconds)
         self.recent.ttft.observe(now, seconds)
 
-    def gap(self, now: float, seconds: float, events: int) -> None:
-        """`events` events came in one read, `seconds` after the one before: that many gaps of a share each."""
-        self.last_event_at = now
-        share = seconds / events
-        self.itl.observe(share, events)
-        self.recent.itl.observe(now, share, events)
+    def gaps(self, now: float, gaps: list[float]) -> None:
+        """How long the events of the last second were in coming."""
+        self.itl.observe(*gaps)
+        self.recent.itl.observe(now, *gaps)
 
 
 class Metrics:

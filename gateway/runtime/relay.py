@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from gateway.core.body_tap import BodyTap
 from gateway.core.errors import GatewayError, Headers
@@ -73,10 +73,10 @@ async def _stream(
     tap = Tap(wire)
     told = b""  # the read in which the engine reported an error
 
-    def look(data: bytes) -> None:
+    def look(data: bytes, now: float) -> None:
         nonlocal told
         if events := tap.feed(data):
-            meter.content(clock(), events)
+            meter.content(now, events)
         elif tap.saw_error:
             told = told or data
 
@@ -93,23 +93,40 @@ async def _stream(
     await _end(exchange, tap, last, judged=wire is not Wire.JSON, told=told)
 
 
-async def _pass(response: Answer, exchange: Exchange, look: Callable[[bytes], None]) -> bytes:
+Look: TypeAlias = Callable[[bytes, float], None]
+
+
+async def _pass(response: Answer, exchange: Exchange, look: Look) -> bytes:
     """Every read to the client, looked at on its way, but for the last one, which is handed back."""
-
-    def take(data: bytes) -> bool:
-        look(data)
-        return exchange.put(data)
-
+    clock = asyncio.get_running_loop().time
     while True:
-        if exchange.can_put and isinstance(response, Response):
-            await response.pass_on(take)
-            await exchange.caught_up()
+        if isinstance(response, Response):
+            await _pass_at_once(response, exchange, look)
         data = await response.read()
         if data:
-            look(data)
+            look(data, clock())
         if response.complete:
             return data
         await exchange.write(data)
+
+
+async def _pass_at_once(response: Response, exchange: Exchange, look: Look) -> None:
+    """Each read in the turn in which it comes, until the client is behind or the body is about to end."""
+    put_chunk = exchange.put_chunk
+    if put_chunk is None:
+        return
+    clock = asyncio.get_running_loop().time
+
+    def take(data: bytes) -> bool:
+        look(data, clock())
+        return exchange.put(data)
+
+    def take_chunk(chunk: bytes, at: int, now: float) -> bool:
+        look(chunk[at:-2], now)
+        return put_chunk(chunk, at)
+
+    await response.pass_on(take, take_chunk)
+    await exchange.caught_up()
 
 
 async def _end(exchange: Exchange, tap: Tap, last: bytes, *, judged: bool, told: bytes) -> None:

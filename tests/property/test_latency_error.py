@@ -28,7 +28,7 @@ def test_quantiles_are_within_the_error_of_the_exact_ones(
     now = 0.0
     for model, gap, seconds, count in samples:
         now += gap
-        windows[model].observe(now, seconds, count)
+        windows[model].observe(now, *[seconds] * count)
         taken += [(model, now, seconds)] * count
     now += wait
     for window_s in WINDOWS_S:

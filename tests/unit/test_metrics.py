@@ -40,7 +40,7 @@ def busy(models: int, backends: int, keys: int) -> tuple[Metrics, Exposition, Cl
         for backend in range(backends):
             series = metrics.series(f"m{model}", f"b{backend}")
             series.first_token(clock.now, 0.1)
-            series.gap(clock.now, 0.01, 1)
+            series.gaps(clock.now, [0.01])
             series.request.observe(1.0)
             series.prompt_tokens += 7
         metrics.waited(f"m{model}", 0.1)
@@ -166,7 +166,7 @@ def test_the_text_is_what_prometheus_reads() -> None:
 def test_a_read_with_three_events_is_three_gaps_of_a_third() -> None:
     metrics, _, clock = counted()
     series = metrics.series("m", "b")
-    series.gap(clock.now, 0.3, 3)
+    series.gaps(clock.now, [0.1] * 3)
     assert series.itl.count == 3
     assert series.itl.total == pytest.approx(0.3)
     assert metrics.p95()["m"]["1m"]["itl"] == pytest.approx(0.1, rel=0.03)
@@ -200,7 +200,7 @@ def test_only_503s_of_our_own_are_shed() -> None:
 def test_histograms_add_up() -> None:
     one, other = Histogram((1.0, 2.0)), Histogram((1.0, 2.0))
     one.observe(0.5)
-    other.observe(1.5, 2)
+    other.observe(1.5, 1.5)
     one.add(other)
     assert one.buckets() == [("1.0", 1.0), ("2.0", 3.0), ("+Inf", 3.0)]
     assert one.total == 3.5
