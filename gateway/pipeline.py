@@ -24,7 +24,6 @@ from gateway.core.prefix import EMPTY, chain_of, conversation_of
 from gateway.core.reading import SHOW, read_request
 from gateway.core.request import ParsedRequest, parse
 from gateway.core.routes import Route
-from gateway.core.wire import Wire
 from gateway.runtime.answer import Answer
 from gateway.runtime.backends import Backends
 from gateway.runtime.body import BodyLimit
@@ -125,10 +124,10 @@ class Pipeline:
             refuse_pages(exchange.headers, self.config.cors.origins)
             return ANONYMOUS
         found = ring.find(presented(exchange.headers, exchange.path_key), _utc_now)
-        if found is Refusal.ABSENT and not (admin or self.config.needs_key):
-            refuse_pages(exchange.headers, self.config.cors.origins)
-            return GUEST
         if isinstance(found, Refusal):
+            if found is Refusal.ABSENT and not (admin or self.config.needs_key):
+                refuse_pages(exchange.headers, self.config.cors.origins)
+                return GUEST
             raise found.error
         exchange.key = found
         if admin and not found.admin:
@@ -203,7 +202,7 @@ class Pipeline:
     def _offer(
         self, request: ParsedRequest, key: Key, pool: Pool, exchange: Exchange, route: Route
     ) -> Offer:
-        makes_text = route.wire is not Wire.JSON  # what does not leaves nothing in a cache
+        makes_text = route.makes_text  # what does not leaves nothing in a cache
         pieces = request.pieces if makes_text and self.config.routing.affinity else ()
         return Offer(
             ticket=self.dispatcher.ticket(),

@@ -21,6 +21,7 @@ from gateway.core.errors import GatewayError
 _END: Final = b"\r\n\r\n"
 _CHUNKED: Final = -1
 _SPECIAL: Final = frozenset({b"content-length", b"transfer-encoding", b"expect", b"host"})
+_ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 _log = logging.getLogger("slotgate.edge")
 
 
@@ -115,7 +116,7 @@ class RequestReader:
         path = raw_path.decode("ascii")
         return {
             "type": "http",
-            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "asgi": _ASGI,
             "http_version": self.version,
             "method": self.method,
             "path": unquote(path) if "%" in path else path,

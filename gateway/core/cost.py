@@ -65,9 +65,12 @@ def price(
     if free < permits:
         slots = max(1, backend.lendable)
         wait = (ahead + 0.5 + backend.others(now)) * backend.answer_s.value / slots
-    own_tokens = round(max(0, prompt_bytes - matched) / backend.bytes_per_token.value)
+    own_tokens = 0  # max() would cost more than all the rest
+    if matched < prompt_bytes:
+        own_tokens = round((prompt_bytes - matched) / backend.bytes_per_token.value)
     rate = backend.prefill_rate.value
-    backlog = max(0.0, backend.backlog_tokens / rate - wait)
+    backlog = backend.backlog_tokens / rate
+    backlog = backlog - wait if backlog > wait else 0.0
     own = own_tokens / rate * (1 + promised + backend.in_flight)
     load = backend.load_s.value if must_load else 0.0
     total = wait + load + backlog + own

@@ -52,8 +52,8 @@ class Lines:
                 self._forget_idle()
             line = self._lines[key] = Line(key, virtual=self._virtual_now)
         line.weight, line.batch = weight, batch
-        if not line.waiting and not line.held:
-            line.virtual = max(line.virtual, self._virtual_now)
+        if not line.waiting and not line.held and line.virtual < self._virtual_now:
+            line.virtual = self._virtual_now
         return line
 
     def add(self, line: Line, waiting: Waiting, *, first: bool = False) -> None:
@@ -99,8 +99,7 @@ class Lines:
 
     def started(self, line: Line, permit_s: float, backend: str) -> None:
         """A request of this line starts on this backend; `permit_s` is what it is expected to use."""
-        tag = max(line.virtual, self._virtual_now)
-        self._virtual_now = max(self._virtual_now, tag)
+        tag = self._virtual_now = max(self._virtual_now, line.virtual)
         line.virtual = tag + permit_s / line.weight
         line.held += 1
         if self.count:

@@ -21,6 +21,7 @@ CAUTIOUS_PREFILL_RATE = 50.0  # tokens/s: a small model on a busy processor
 PRIOR_SERVICE_S = 10.0  # seconds a permit is held; the same source
 BYTES_PER_TOKEN = 4.0
 LEARN = 0.2  # weight of a new sample in the moving averages
+FIRST_SAMPLES = 4  # that weigh more: all of them the same
 TRUST_AFTER = 2.0  # samples of its own that weigh as much as what all backends taught
 MAX_SETTLE_S = 60.0
 BATCH_TOKENS = 2_048  # llama-server looks at who left between batches (`-b`)
@@ -40,8 +41,8 @@ class Fitness(StrEnum):
     DOWN = "down"
 
 
-_TAKING = (Fitness.UP, Fitness.SLEEPING)
-_CLOSED, _OPEN = BreakerState.CLOSED, BreakerState.OPEN
+_SLEEPING, _TAKING = Fitness.SLEEPING, (Fitness.UP, Fitness.SLEEPING)  # each look at an Enum's
+_CLOSED, _OPEN = BreakerState.CLOSED, BreakerState.OPEN  # member is a call
 
 
 class Average:
@@ -77,11 +78,15 @@ class Average:
             return
         if self._shared is not None:
             self._shared.learn(sample)
+        own = self.own
         if self.samples == 0:
             self.own = sample
         else:
-            sample = min(max(sample, self.own / 4), self.own * 4)
-            self.own += max(LEARN, 1 / (self.samples + 1)) * (sample - self.own)
+            least, most = own / 4, own * 4
+            if not least <= sample <= most:
+                sample = most if sample > most else least
+            weight = 1 / (self.samples + 1) if self.samples < FIRST_SAMPLES else LEARN
+            self.own = own + weight * (sample - own)
         self.samples += 1
 
 
@@ -221,7 +226,7 @@ class Backend:
         residence = self.residence
         if residence.loaded is not None and not residence.has(model):
             return True
-        return self.fitness is Fitness.SLEEPING
+        return self.fitness is _SLEEPING
 
     def others(self, now: float) -> float:
         """Requests of other clients inside the engine, by its last report, fading with its age."""

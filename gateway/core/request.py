@@ -20,6 +20,8 @@ from gateway.core.wire import Wire
 MOST_PERMITS: Final = 1_000_000_000  # a larger `n` says the same: more than anybody has
 LONGEST_CACHE_KEY: Final = 1024  # characters; a longer one names no conversation
 
+_CHAT: Final = Wire.CHAT
+_SEVERAL: Final = (Wire.CHAT, Wire.COMPLETIONS, Wire.NATIVE)  # answers, if the request says so
 _LIMITS: Final = ("max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict")
 
 
@@ -105,13 +107,13 @@ def _stream(fields: Mapping[str, Value], wire: Wire) -> bool:
 
 
 def _permits(fields: Mapping[str, Value], wire: Wire, *, few: bool) -> int:
-    if wire in (Wire.CHAT, Wire.COMPLETIONS, Wire.NATIVE):
-        prompts = 1 if wire is Wire.CHAT else permits_of_prompt(fields.get("prompt"), few=few)
-        number = fields.get("n")
-        if number is not None:
-            prompts *= max(_integer(number) or 1, 1)
-        return min(prompts, MOST_PERMITS)
-    return 1
+    if wire not in _SEVERAL:
+        return 1
+    prompts = 1 if wire is _CHAT else permits_of_prompt(fields.get("prompt"), few=few)
+    number = fields.get("n")
+    if number is not None:
+        prompts *= max(_integer(number) or 1, 1)
+    return min(prompts, MOST_PERMITS)
 
 
 def _max_tokens(fields: Mapping[str, Value]) -> int | None:
@@ -140,7 +142,10 @@ def _integer(value: Value | None) -> int | None:
     digits = bytes(value)
     if not digits.removeprefix(b"-").isdigit():
         return None
-    return max(-MOST_PERMITS, min(int(digits), MOST_PERMITS))
+    number = int(digits)
+    if -MOST_PERMITS <= number <= MOST_PERMITS:
+        return number
+    return MOST_PERMITS if number > 0 else -MOST_PERMITS
 
 
 class _Options(msgspec.Struct):

@@ -7,7 +7,7 @@ answered from memory, may hold encoded characters.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote
 
@@ -30,6 +30,10 @@ class Route:
     method: str = "POST"
     form: bool = False  # may come as a multipart form
     estimated: bool = False  # a token count, which the gateway estimates where no engine tells it
+    makes_text: bool = field(init=False)  # token by token, which its answer may tell as they come
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "makes_text", self.wire is not Wire.JSON)
 
 
 def _openai(path: str, wire: Wire = Wire.JSON, *, form: bool = False) -> Route:

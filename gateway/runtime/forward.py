@@ -21,7 +21,6 @@ from gateway.core.overflow import CacheFullError
 from gateway.core.reading import query_with_model, with_model
 from gateway.core.request import drop_top_level
 from gateway.core.routes import Route
-from gateway.core.wire import Wire
 from gateway.runtime.answer import Answer, Meaning, judged
 from gateway.runtime.backends import Backends
 from gateway.runtime.dispatcher import Place
@@ -169,7 +168,7 @@ class Forward:
         self._backends.touch(backend)
         headers = to_upstream(
             exchange.headers,
-            accept_encoding_identity=outgoing.route.wire is not Wire.JSON,
+            accept_encoding_identity=outgoing.route.makes_text,
             request_id=b"sg-%024x" % getrandbits(96),  # unique is enough
         )
         return self._backends.upstream(backend).open(
