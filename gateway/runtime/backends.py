@@ -6,6 +6,7 @@ Owner of the Upstreams, the Poller and the Catalog. Reports go to `core.dispatch
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -29,6 +30,8 @@ from gateway.runtime.upstream_error import TIMEOUTS
 SETTLING_ENGINES = ("llama-server", "ollama")  # a cancelled slot is not free at once
 POOLED_ENGINES = ("vllm", "sglang")  # one pool of cache blocks, shared by all requests
 UNKNOWN_SLOTS = 1  # until the engine has said; nothing starts before that
+EXHAUSTED = "no descriptor, memory or local port for one more connection: raise `ulimit -n`"
+TELL_AGAIN_S = 60.0  # of what every request meets
 UNHEARD = EngineReport(engine=UNKNOWN, state=State.DOWN)
 
 
@@ -49,6 +52,7 @@ class Backends:
         self._clock = asyncio.get_running_loop().time
         self.known: dict[str, Known] = {}
         self.catalog = Catalog()
+        self._exhausted_at = -math.inf  # when that was told last
         # Where there are several gateways, `Cluster` sets these two.
         self.may_weigh: Callable[[str], bool] = lambda _name: True
         self.used_elsewhere: Callable[[str], int] = lambda _name: 0
@@ -132,6 +136,9 @@ class Backends:
         if isinstance(fault, UpstreamError) and fault.kind in TIMEOUTS:
             self.poller.poke(name)
             return
+        if isinstance(fault, UpstreamError) and fault.kind == "exhausted":
+            self._say_exhausted(self._clock())
+            return
         refused = isinstance(fault, UpstreamError) and fault.kind in (
             "refused",
             "unreachable",
@@ -147,6 +154,11 @@ class Backends:
             self._log.event("warning", "backend", backend=name, state="failing", reason=kind)
         self._dispatcher.apply(decisions)
         self.poller.poke(name)
+
+    def _say_exhausted(self, now: float) -> None:
+        if now - self._exhausted_at >= TELL_AGAIN_S:
+            self._log.event("error", "gateway", reason="exhausted", note=EXHAUSTED)
+            self._exhausted_at = now
 
     def on_loading(self, name: str) -> None:
         """It refused a request because its model is not loaded yet. No fault: requests may wait for it (B048)."""

@@ -12,6 +12,7 @@ understand. A request is sent a second time only when a stale idle connection sw
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import ssl
 from collections.abc import Sequence
@@ -30,6 +31,10 @@ __all__ = ["Call", "Deadlines", "Response", "Target", "Upstream", "UpstreamError
 
 Headers = Sequence[tuple[bytes, bytes]]
 
+# No descriptor, no memory, no local port: this machine's trouble, whoever was to be dialled.
+OUR_WANT: Final = frozenset(
+    {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL}
+)
 _TURNS_TO_CLOSE: Final = 100  # of the loop; an aborted transport needs one or two
 _BODY_METHODS: Final = frozenset({"POST", "PUT", "PATCH"})
 
@@ -117,7 +122,8 @@ class Upstream:
         except ConnectionRefusedError as error:
             raise self._error("refused", error) from error
         except OSError as error:
-            raise self._error("unreachable", error) from error
+            ours = error.errno in OUR_WANT
+            raise self._error("exhausted" if ours else "unreachable", error) from error
         finally:
             self._dialling -= 1
 

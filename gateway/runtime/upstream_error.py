@@ -12,6 +12,7 @@ Kind = Literal[
     "refused",
     "connect_timeout",
     "unreachable",
+    "exhausted",
     "tls",
     "stale",
     "closed",
@@ -22,7 +23,7 @@ Kind = Literal[
 ]
 
 NEVER_RAN: Final[frozenset[Kind]] = frozenset(
-    {"refused", "connect_timeout", "unreachable", "tls", "stale"}
+    {"refused", "connect_timeout", "unreachable", "exhausted", "tls", "stale"}
 )
 
 TIMEOUTS: Final[frozenset[Kind]] = frozenset({"first_byte_timeout", "between_bytes_timeout"})
@@ -32,6 +33,7 @@ class UpstreamError(Exception):
     """The exchange with a backend failed.
 
     `kind` says where; `detail` may name the host, so it is for logs and never for clients.
+    `exhausted`: this machine could not even make a socket, which says nothing of the backend.
     `closed`: the connection ended before the response head; `broke`: after it, before the body's framed end.
     """
 

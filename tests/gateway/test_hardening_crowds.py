@@ -12,7 +12,7 @@ import pytest
 
 from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import running_gateway
-from tests.fakes.raw_client import RawClient
+from tests.fakes.raw_client import RawClient, RawResponse
 from tests.fakes.running import eventually, in_loop
 from tests.gateway.served import serving
 
@@ -90,5 +90,48 @@ async def test_a_gateway_out_of_descriptors_recovers_with_its_backends(tmp_path:
         assert (await served.get("/readyz")).status == 200
 
 
-def _descriptors(pid: int) -> int:
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+@pytest.mark.skipif(sys.platform != "linux", reason="prlimit and /proc are Linux's")
+@in_loop
+async def test_a_want_of_descriptors_is_no_fault_of_the_backend_that_was_not_dialled(
+    tmp_path: Path,
+) -> None:
+    async with (
+        FakeEngine("openai") as one,
+        FakeEngine("openai") as other,
+        serving(tmp_path, {"backends": [{"url": one.url}, {"url": other.url}]}) as served,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        pid = served.process.pid
+        client = await stack.enter_async_context(await RawClient.connect(served.port))
+        assert (await asked(client, "GET", "/healthz")).status == 200
+        enough = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        limit = _descriptors(pid) + 8
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, enough[1]))
+        full = 0
+        while full < 20:  # looks in a row: a probe that is just under way gives its one back
+            if _descriptors(pid, below=limit) < limit:
+                full = 0
+                crowd = await RawClient.connect(served.port)
+                await stack.enter_async_context(crowd)
+                assert (await asked(crowd, "GET", "/healthz")).status == 200
+            full += 1
+            await asyncio.sleep(0.01)
+        refused = await asked(client, "POST", "/v1/chat/completions", CHAT)
+        assert (refused.status, refused.json()["error"]["code"]) == (502, "upstream_failed")
+        assert not one.requests + other.requests
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, enough)
+        assert (await asked(client, "POST", "/v1/chat/completions", CHAT)).status == 200
+        await eventually(lambda: any("ulimit -n" in line for line in served.log))
+        assert not any('"state":"failing"' in line for line in served.log)
+
+
+async def asked(client: RawClient, method: str, path: str, body: bytes = b"") -> RawResponse:
+    await client.request(method, path, body=body)
+    return await client.response()
+
+
+CHAT = b'{"model":"m","messages":[{"role":"user","content":"x"}]}'
+
+
+def _descriptors(pid: int, below: int = sys.maxsize) -> int:
+    return sum(int(each.name) < below for each in Path(f"/proc/{pid}/fd").iterdir())
