@@ -33,7 +33,7 @@ test-vllm: $(VENV)/.dev        ## the gateway before a real vLLM, which is insta
 test-ollama: $(VENV)/.dev      ## the gateway before a real Ollama, if `ollama` is on PATH
 	$(BIN)/pytest tests/engines/test_real_engine_ollama.py
 
-test-agents: $(VENV)/.dev      ## real agents before a scripted engine, those that are on PATH; AGENTS="codex opencode" for some
+test-agents: $(VENV)/.dev      ## real agents, those on PATH: a turn, a refusal, a hang-up, a real engine; AGENTS="codex opencode" for some
 	$(BIN)/python -m tests.agents.agents $(AGENTS)
 
 check: lint                    ## lint, types, imports, unit and property tests: under a minute
