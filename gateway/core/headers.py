@@ -7,8 +7,7 @@ Names are lower-case, as ASGI and the upstream client give them. Cases B057, B07
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -77,17 +76,19 @@ _NOT_DOWNSTREAM_PREFIXES: Final = (b"access-control-", b"x-slotgate-")
 _USUAL_OPTIONS: Final = frozenset({b"close", b"keep-alive", b""})
 
 
-def own_request_id(headers: Sequence[Header]) -> str | None:
-    """The id that the client gave its request, if it is at most 128 printable characters. Of several: the first."""
-    value = dict(reversed(headers)).get(b"x-request-id")
-    if not value or len(value) > MAX_REQUEST_ID or not value.isascii():
-        return None
-    text = value.decode()
-    return text if text.isprintable() else None
+def own_request_id(headers: Iterable[Header]) -> str | None:
+    """The id that the client gave its request, if it is at most 128 printable characters."""
+    for name, value in headers:
+        if name == b"x-request-id":
+            if not (0 < len(value) <= MAX_REQUEST_ID and value.isascii()):
+                return None
+            text = value.decode()
+            return text if text.isprintable() else None
+    return None
 
 
 def to_upstream(
-    headers: Sequence[Header], *, accept_encoding_identity: bool, request_id: bytes
+    headers: Iterable[Header], *, accept_encoding_identity: bool, request_id: bytes
 ) -> list[Header]:
     """The client's headers as one attempt at a backend may carry them.
 
@@ -95,40 +96,48 @@ def to_upstream(
     or identity if it has none. `request_id` must be fresh for each attempt: engines key running requests by it.
     Host, Authorization of the backend and Content-Length are added by the upstream client.
     """
-    out = [
-        header
-        for header in headers
-        if header[0] not in _NOT_UPSTREAM and not header[0].startswith(_NOT_UPSTREAM_PREFIXES)
-    ]
-    if b"connection" in (known := dict(headers)):
-        out = _without(_named_by_connection(headers), out)
-    codings = b"identity"
-    if b"accept-encoding" in known and not accept_encoding_identity:
-        codings = b", ".join(
-            value for name, value in headers if name == b"accept-encoding" and value
-        )
-    out += ((b"accept-encoding", codings or b"identity"), (b"x-request-id", request_id))
+    out: list[Header] = []
+    named: set[bytes] = set()
+    codings = b""
+    for header in headers:
+        name = header[0]
+        if name in _NOT_UPSTREAM:
+            if name == b"connection":
+                named |= _options(header[1])
+            elif name == b"accept-encoding":
+                codings = codings + b", " + header[1] if codings else header[1]
+        elif not name.startswith(_NOT_UPSTREAM_PREFIXES):
+            out.append(header)
+    if named:
+        out = [header for header in out if header[0] not in named]
+    out.append(
+        (b"accept-encoding", b"identity" if accept_encoding_identity or not codings else codings)
+    )
+    out.append((b"x-request-id", request_id))
     return out
 
 
 def to_downstream(
-    headers: Sequence[Header], *, without: frozenset[bytes] = frozenset()
+    headers: Iterable[Header], *, without: frozenset[bytes] = frozenset()
 ) -> list[Header]:
     """A backend's headers as the client may see them; `without` names those that the gateway sets itself.
 
     Content-Length stays, unless the body came chunked: then the two may not agree (RFC 9112 section 6.3).
     """
-    out = [
-        header
-        for header in headers
-        if header[0] not in _NOT_DOWNSTREAM and not header[0].startswith(_NOT_DOWNSTREAM_PREFIXES)
-    ]
-    known = dict(headers)
-    if b"connection" in known:
-        without |= _named_by_connection(headers)
-    if b"transfer-encoding" in known:
-        without |= {b"content-length"}
-    return _without(without, out) if without else out
+    out: list[Header] = []
+    named = without
+    for header in headers:
+        name = header[0]
+        if name in _NOT_DOWNSTREAM:
+            if name == b"connection":
+                named |= _options(header[1])
+            elif name == b"transfer-encoding":
+                named |= {b"content-length"}
+        elif not name.startswith(_NOT_DOWNSTREAM_PREFIXES):
+            out.append(header)
+    if named:
+        out = [header for header in out if header[0] not in named]
+    return out
 
 
 def query_to_upstream(query: bytes) -> bytes:
@@ -139,13 +148,8 @@ def query_to_upstream(query: bytes) -> bytes:
     return b"&".join(kept)
 
 
-def _without(names: AbstractSet[bytes], headers: list[Header]) -> list[Header]:
-    return [header for header in headers if header[0] not in names]
-
-
-def _named_by_connection(headers: Sequence[Header]) -> set[bytes]:
-    """Header names listed in Connection headers. Never those that frame or type the message."""
-    value = b",".join(value for name, value in headers if name == b"connection")
+def _options(value: bytes) -> set[bytes]:
+    """Header names listed in a Connection header. Never those that frame or type the message."""
     options = {option.strip().lower() for option in value.split(b",")}
     return options - _USUAL_OPTIONS - {b"content-type", b"content-length", b"accept-encoding"}
 

@@ -32,13 +32,13 @@ class BodyLimit(msgspec.Struct, frozen=True):
 
 def check_headers(headers: Headers, limit: BodyLimit) -> tuple[str, ...]:
     """What can be refused unread: 413 by length, 415. Otherwise: the content codings of the body."""
-    known = dict(headers)
-    length = known.get(b"content-length", b"")
-    if length.isdigit() and int(length) > limit.size:
-        raise limit.error()
-    if b"content-encoding" not in known:
-        return ()
-    return codings_of([value for name, value in headers if name == b"content-encoding"])
+    encoded: list[bytes] = []
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit() and int(value) > limit.size:
+            raise limit.error()
+        if name == b"content-encoding":
+            encoded.append(value)
+    return codings_of(encoded) if encoded else ()
 
 
 async def receive_all(receive: Receive, limit: BodyLimit) -> bytes:
