@@ -133,6 +133,8 @@ class World:
     t: float = 0.0
     ledger: Ledger = field(default_factory=Ledger)
     ledger_stands_until: float = 0.0
+    ledger_down_until: float = 0.0  # nobody listens at its port
+    was_recalled_too_much: bool = False  # after a restart, by somebody who had been cut off
     restarted_at: float = -1e9
     gateways: list[Gateway] = field(default_factory=list)
     strays: list[tuple[float, Gateway, Message]] = field(default_factory=list)
@@ -141,9 +143,9 @@ class World:
 
     # ---------------------------------------------------------------- events
 
-    def join(self, rate: float) -> None:
+    def join(self, rate: float, up: float = 0.0, down: float = 0.0) -> None:
         self.born += 1
-        self.gateways.append(Gateway(f"g{self.born}", rate, self.t, self.slots))
+        self.gateways.append(Gateway(f"g{self.born}", rate, self.t, self.slots, up, down))
 
     def kill(self, gateway: Gateway) -> None:
         """Its connections break, so the engine stops its work. What it has sent may still arrive."""
@@ -166,15 +168,15 @@ class World:
             line.down.clear()
             line.is_broken = True
 
-    def restart(self) -> None:
+    def restart(self, after: float = 0.0) -> None:
         """The ledger is another process, and has forgotten everything; its sockets died with it."""
         for gateway in self.gateways:
             self.break_line(gateway, lose=True)
         self.strays.clear()
         self.epochs += 1
-        self.ledger.restart(self.t, f"r{self.epochs}")
-        self.ledger_stands_until = self.t
-        self.restarted_at = self.t
+        self.restarted_at = self.ledger_stands_until = self.ledger_down_until = self.t + after
+        self.ledger.restart(self.restarted_at, f"r{self.epochs}")
+        self.was_recalled_too_much = False
 
     # ---------------------------------------------------------------- time
 
@@ -201,10 +203,17 @@ class World:
                 line.down.append((max(self.t + gateway.delay_down, before), self.t, message, reply))
 
     def hear(self, gateway: Gateway, message: Message) -> Reply | None:
+        is_recall = message.epoch != self.ledger.epoch
         reply = self.ledger.hear(self.t, message)
         if reply is not None:
             gateway.seen_at = self.t
+            self.was_recalled_too_much |= is_recall and gateway.told_at < gateway.over_at
         return reply
+
+    def granted(self, gateway: Gateway) -> int:
+        """What the ledger has granted it."""
+        member = self.ledger.members.get(gateway.name)
+        return member.granted.get(BACKEND, 0) if member is not None else 0
 
     def run(self, gateway: Gateway) -> None:
         """A turn of its loop: timers and sockets in either order."""
@@ -238,8 +247,10 @@ class World:
             round_trip = gateway.delay_up + gateway.delay_down
             gateway.line = Line(self.t + AGAIN_S + round_trip)
             return
-        if line.is_broken or (
-            line.unanswered and now > line.unanswered[0].sent_at + PATIENCE_S * gateway.rate
+        if (
+            line.is_broken
+            or self.t < self.ledger_down_until
+            or (line.unanswered and now > line.unanswered[0].sent_at + PATIENCE_S * gateway.rate)
         ):
             self.fail(gateway, now)
             return

@@ -5,7 +5,17 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.lease import ASK_S, CUT_OFF_S, LEASE_S, RENEW_S, SEEN_S, Lease, Message, Use
+from gateway.core.lease import (
+    ASK_S,
+    CALM_S,
+    CUT_OFF_S,
+    LEASE_S,
+    RENEW_S,
+    SEEN_S,
+    Lease,
+    Message,
+    Use,
+)
 from gateway.core.lease_fair import Want, divide
 from tests.property.lease_ledger import Ledger
 
@@ -219,6 +229,87 @@ def test_an_answer_that_came_in_time_ends_being_alone() -> None:
     assert lease.is_alone
     talk.exchange("a")
     assert not lease.is_alone
+
+
+def test_while_nobody_is_heard_nothing_is_let_go_however_much_others_wanted() -> None:
+    talk = Talk("a", "b")
+    talk.exchange("a")
+    talk.exchange("b", waiting=4)
+    talk.exchange("a", used=4)
+    lease = talk.leases["a"]
+    lease.ask(talk.now, talk.uses(used=4))
+    lease.lost(talk.now + ASK_S, talk.uses())
+    for n in range(5):
+        talk.now += RENEW_S
+        lease.tick(talk.now, talk.uses())
+        assert lease.ask(talk.now, talk.uses()).claims["b"].hold == 4, n
+
+
+def test_after_a_restart_what_was_claimed_is_kept_by_the_messages_that_follow() -> None:
+    talk = Talk("a")
+    talk.exchange("a", used=2)
+    talk.ledger.restart(talk.now, "other")
+    for _ in range(3):
+        assert talk.exchange("a", used=2) == 4
+        talk.now += 0.1
+
+
+def test_an_older_message_that_comes_late_takes_nothing_back() -> None:
+    talk = Talk("a", "b")
+    older = asked(talk, "a")
+    assert talk.exchange("a", waiting=4) == 4
+    assert talk.ledger.hear(talk.now, older) is None
+    assert talk.ledger.members["a"].granted == {"b": 4}
+
+
+def test_who_was_known_before_a_restart_is_waited_for() -> None:
+    talk = Talk("a", "b", slots=2)
+    for _ in range(3):
+        talk.exchange("a", waiting=1)
+        talk.exchange("b", waiting=1)
+    talk.ledger.restart(talk.now, "other")
+    talk.now += CALM_S + 0.5
+    assert talk.exchange("a", waiting=2) == 1, "b is not back yet"
+    assert talk.exchange("b", waiting=1) == 1
+
+
+def test_half_of_the_slots_taken_without_a_ledger_are_not_claimed_from_one() -> None:
+    talk = Talk("a", "b")
+    assert talk.exchange("a", waiting=4) == 4
+    talk.leases["b"].lost(talk.now, talk.uses())
+    assert talk.leases["b"].shares["b"] == 2
+    talk.ledger.restart(talk.now, "other")
+    assert talk.exchange("b") == 0
+    assert talk.exchange("a", waiting=4) == 4
+
+
+def test_an_answer_from_before_a_pause_brings_nothing_back() -> None:
+    talk = Talk("a", "b")
+    first = asked(talk, "a", waiting=4)
+    reply = talk.ledger.hear(talk.now, first)
+    assert reply is not None
+    talk.exchange("a")
+    first = asked(talk, "a", waiting=4)
+    reply = talk.ledger.hear(talk.now, first)
+    assert reply is not None
+    talk.is_silent(seen_by="b")
+    lease = talk.leases["a"]
+    lease.ask(talk.now, talk.uses())
+    lease.heard(talk.now, first, reply, talk.uses(waiting=4))
+    lease.lost(talk.now, talk.uses(waiting=4))
+    assert lease.shares["b"] == 0
+
+
+def test_a_ledger_that_stood_still_ends_no_lease_of_who_has_spoken_meanwhile() -> None:
+    talk = Talk("a", "b")
+    talk.exchange("a", used=3, waiting=1)
+    talk.now += LEASE_S + 0.5
+    greedy = asked(talk, "b", waiting=4)
+    reply = talk.ledger.hear(talk.now, greedy)
+    assert reply is not None
+    assert reply.granted["b"] == 0
+    talk.exchange("a", used=3, waiting=1)
+    assert talk.ledger.members["a"].granted == {"b": 4}
 
 
 def test_who_drains_holds_only_what_is_in_flight() -> None:

@@ -80,13 +80,53 @@ class LeaseMachine(RuleBasedStateMachine):
     def network(self, which: int, reachable: bool) -> None:
         self.pick(which).is_reachable = reachable
 
-    @rule(seconds=st.sampled_from([1.0, 3.0, 7.5]))
-    def ledger_stands_still(self, seconds: float) -> None:
+    @rule(which=which, seconds=st.sampled_from([1.0, 3.0, 7.5]))
+    def ledger_stands_still(self, which: int, seconds: float) -> None:
         self.world.ledger_stands_until = self.world.t + seconds
+        self.crowd(which, 1.0)
 
-    @rule()
-    def ledger_restarts_empty(self) -> None:
-        self.world.restart()
+    @rule(which=which, seconds=st.sampled_from([0.0, 0.0, 3.0]), newcomer=st.booleans())
+    def ledger_restarts_empty(self, which: int, seconds: float, newcomer: bool) -> None:
+        self.world.restart(seconds)
+        if newcomer:
+            self.world.join(1.0)
+            self.world.kill(self.pick(which))
+        self.advance(seconds)
+        self.crowd(which, 1.0)
+
+    @rule(which=which, other=which, up=delays, down=delays, lose=st.booleans())
+    def newer_connection_overtakes(
+        self, which: int, other: int, up: float, down: float, lose: bool
+    ) -> None:
+        """What it said on the older one arrives late, and says less than what it has by then."""
+        self.leave(which)
+        self.crowd(other, 0.3)
+        self.slow_down(which, up, down)
+        self.advance(1.0)
+        self.world.break_line(self.pick(which), lose=lose)
+        self.become_quick(which)
+        self.leave(other)
+        self.crowd(which, 3.0)
+
+    @rule(which=which, other=which, up=delays, down=delays)
+    def hand_over_slowly(self, which: int, other: int, up: float, down: float) -> None:
+        """It has slots, gives them back on a slow road, and wants them again when the others have them."""
+        self.crowd(which, 1.0)
+        self.slow_down(which, up, down)
+        self.leave(which)
+        self.crowd(other, 1.0)
+        self.request(which, 1, 2)
+        self.advance(3.0)
+
+    @rule(which=which, other=which, seconds=st.sampled_from([3.0, 8.5]))
+    def cut_off(self, which: int, other: int, seconds: float) -> None:
+        """And back, with more in flight than there are slots."""
+        self.crowd(which, 1.0)
+        self.pick(which).is_reachable = False
+        self.crowd(other, seconds)
+        self.pick(which).is_reachable = True
+        self.advance(1.0)
+        self.finish(which, 2)
 
     @rule(which=which)
     def stop_process(self, which: int) -> None:
@@ -107,11 +147,19 @@ class LeaseMachine(RuleBasedStateMachine):
     def continue_process(self, which: int) -> None:
         self.pick(which).is_paused = False
 
-    @rule(which=which, rate=st.sampled_from([0.95, 1.05]))
-    def kill(self, which: int, rate: float) -> None:
-        """Another one comes up in its place."""
+    @rule(which=which, rate=st.sampled_from([0.95, 1.05]), up=delays, down=delays)
+    def kill(self, which: int, rate: float, up: float, down: float) -> None:
+        """Another one comes up in its place, and has work at once."""
         self.world.kill(self.pick(which))
-        self.world.join(rate)
+        self.world.join(rate, up, down)
+        self.request(len(self.world.gateways) - 1, 1, 2)
+
+    def leave(self, which: int) -> None:
+        """All its clients."""
+        gateway = self.pick(which)
+        if not gateway.is_paused:
+            gateway.leave(self.world.t)
+            gateway.finish(self.world.t, 100)
 
     # ---------------------------------------------------------------- time
 
@@ -123,6 +171,7 @@ class LeaseMachine(RuleBasedStateMachine):
         for _ in range(round(seconds / STEP_S)):
             self.world.step()
             self.law()
+            self.the_ledger_grants_no_slot_twice()
             self.nobody_counts_on_more_than_the_ledger_has_for_it()
 
     # ---------------------------------------------------------------- the law
@@ -143,13 +192,19 @@ class LeaseMachine(RuleBasedStateMachine):
         """Whether or not anybody asks for it just now."""
         world = self.world
         for one in world.gateways:
-            member = world.ledger.members.get(one.name)
-            if member is None or one.is_paused or one.is_cut_off(world.t):
+            has_ended = one.clock(world.t) >= one.lease.until
+            may_be_forgotten = one.seen_at <= world.restarted_at
+            if one.is_paused or has_ended or may_be_forgotten or one.is_cut_off(world.t):
                 continue
-            lends = one.dispatch.backends[BACKEND].share
-            recorded = member.granted.get(BACKEND, 0)
-            if one.clock(world.t) < one.lease.until:
-                assert lends <= recorded, (one.name, lends, recorded)
+            holding = one.lease._holdings[BACKEND]
+            counts_on = max(holding.hold, one.dispatch.backends[BACKEND].share)
+            assert counts_on <= world.granted(one), (one.name, counts_on, world.granted(one))
+
+    @invariant()
+    def the_ledger_grants_no_slot_twice(self) -> None:
+        if not self.world.was_recalled_too_much:
+            granted = sum(one.granted.get(BACKEND, 0) for one in self.world.ledger.members.values())
+            assert granted <= self.world.slots, granted
 
     def teardown(self) -> None:
         if hasattr(self, "world"):
@@ -163,7 +218,7 @@ class LeaseMachine(RuleBasedStateMachine):
             one.delay_up = one.delay_down = 0.0
             world.break_line(one, lose=True)
         world.strays.clear()
-        world.ledger_stands_until = 0.0
+        world.ledger_stands_until = world.ledger_down_until = 0.0
         self.advance(1.0)
         self.work_off()
         self.advance(LEASE_S + SEEN_S + 1.0)  # what is over is gone
