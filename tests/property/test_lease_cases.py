@@ -269,7 +269,8 @@ def test_who_was_known_before_a_restart_is_waited_for() -> None:
         talk.exchange("b", waiting=1)
     talk.ledger.restart(talk.now, "other")
     talk.now += CALM_S + 0.5
-    assert talk.exchange("a", waiting=2) == 1, "b is not back yet"
+    for _ in range(3):
+        assert talk.exchange("a", waiting=2) == 1, "b is not back yet"
     assert talk.exchange("b", waiting=1) == 1
 
 
