@@ -11,6 +11,7 @@ Two kinds (engines.md 1.9, 3.8):
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
@@ -112,10 +113,10 @@ class Pool:
 class Kept:
     """A sequence that the engine keeps."""
 
+    place: int  # its number among the engine's slots
     chain: Chain = EMPTY
     hashes: frozenset[int] = frozenset()
     ticket: int | None = None  # who is using it; None: idle
-    used: int = 0  # order of last use
 
 
 class Expected(NamedTuple):
@@ -127,22 +128,28 @@ class Expected(NamedTuple):
 
 
 class Sequences:
-    """Whole sequences: one for each slot, and a RAM cache of what slots lost."""
+    """Whole sequences: one for each slot, and a RAM cache of what slots lost.
+
+    Only slots that have a prompt's first block can have more of it, so a search goes through those alone.
+    """
 
     def __init__(self, slots: int) -> None:
-        self._slots = [Kept() for _ in range(slots)]
+        self._idle: OrderedDict[Kept, None] = OrderedDict()  # the least recently used first
         self._running: dict[int, Kept] = {}  # by ticket
+        self._first: dict[int, list[Kept]] = {}  # by their first block, in order of place
         self._ram = Ram()
         self._expected: OrderedDict[int, Expected] = OrderedDict()  # by ticket
-        self._clock = 0
+        self._places = 0  # given so far
+        self.resize(slots, 0)
 
     @property
     def blocks(self) -> int:
-        return sum(len(one.hashes) for one in self._slots) + self._ram.blocks
+        kept = sum(len(one.hashes) for slots in self._first.values() for one in slots)
+        return kept + self._ram.blocks
 
     def match(self, chain: Chain, *, busy_too: bool) -> int:
         hashes, depth = chain.hashes, 0
-        for slot in self._slots:
+        for slot in self._first.get(hashes[0], ()):
             if (busy_too or slot.ticket is None) and hashes[depth] in slot.hashes:
                 depth = deepest(hashes, slot.hashes, depth)
                 if depth == len(hashes):
@@ -155,11 +162,10 @@ class Sequences:
         """The engine's own choice: the idle slot with the longest common prefix, else the least recently used."""
         hashes, ends = chain.hashes, chain.ends
         slot, depth = self._longest(hashes)
-        if slot is None:  # more than we know of: nothing can be said about it
-            return
-        if not depth or ends[depth - 1] <= TAKE_OVER * ends[-1]:
-            idle = (one for one in self._slots if one.ticket is None)
-            slot = min(idle, key=lambda one: one.used)
+        if slot is None or ends[depth - 1] <= TAKE_OVER * ends[-1]:
+            slot = next(iter(self._idle), None)
+            if slot is None:  # more than we know of: nothing can be said about it
+                return
             depth = deepest(hashes, slot.hashes)
         common, saved = ends[depth - 1] if depth else 0, None
         if depth < len(hashes):
@@ -168,15 +174,16 @@ class Sequences:
             self._expect(ticket, ends[depth - 1] if depth else 0, saved)
         if slot.hashes and common < SAVE_BELOW * slot.chain.size:
             self._ram.save(slot)
-        slot.chain, slot.hashes, slot.ticket = chain, frozenset(hashes), ticket
+        self._fill(slot, chain)
+        slot.ticket = ticket
         self._running[ticket] = slot
-        self._touch(slot)
+        del self._idle[slot]
 
     def end(self, ticket: int) -> None:
         slot = self._running.pop(ticket, None)
         if slot is not None:
             slot.ticket = None
-            self._touch(slot)
+            self._idle[slot] = None
 
     def correct(self, ticket: int, cached_bytes: int) -> None:
         """What was expected from RAM and not there is gone; what was there in spite of us says that RAM is larger."""
@@ -189,35 +196,50 @@ class Sequences:
             self._ram.grow()
 
     def resize(self, slots: int, capacity: int) -> None:  # noqa: ARG002
-        while len(self._slots) < slots:
-            self._slots.append(Kept())
-        while len(self._slots) > slots and any(one.ticket is None for one in self._slots):
-            idle = [one for one in self._slots if one.ticket is None]
-            self._slots.remove(min(idle, key=lambda one: one.used))
+        new = [Kept(self._places + number) for number in range(slots - self._count)]
+        if new:
+            self._places += len(new)
+            idle = sorted([*self._idle, *new], key=lambda one: bool(one.hashes))  # empty ones first
+            self._idle = OrderedDict.fromkeys(idle)
+        while self._count > slots and self._idle:
+            slot, _ = self._idle.popitem(last=False)
+            self._fill(slot, EMPTY)
 
     def emptied(self) -> Sequences:
-        return Sequences(len(self._slots))
+        return Sequences(self._count)
+
+    @property
+    def _count(self) -> int:
+        return len(self._idle) + len(self._running)
 
     def _longest(self, hashes: tuple[int, ...]) -> tuple[Kept | None, int]:
         """The first idle slot that has the most leading blocks of these, and how many."""
         slot: Kept | None = None
         depth = 0
-        for one in self._slots:
-            if one.ticket is None:
-                slot = slot or one
-                if hashes[depth] in one.hashes:
-                    slot, depth = one, deepest(hashes, one.hashes, depth)
-                    if depth == len(hashes):
-                        break
+        for one in self._first.get(hashes[0], ()):
+            if one.ticket is None and hashes[depth] in one.hashes:
+                slot, depth = one, deepest(hashes, one.hashes, depth)
+                if depth == len(hashes):
+                    break
         return slot, depth
 
-    def _touch(self, slot: Kept) -> None:
-        self._clock += 1
-        slot.used = self._clock
+    def _fill(self, slot: Kept, chain: Chain) -> None:
+        """It holds this sequence from now on, in place of its last one."""
+        before, now = slot.chain.hashes[:1], chain.hashes[:1]
+        slot.chain, slot.hashes = chain, frozenset(chain.hashes)
+        if before == now:
+            return
+        for first in before:
+            others = self._first[first]
+            others.remove(slot)
+            if not others:
+                del self._first[first]
+        for first in now:
+            insort(self._first.setdefault(first, []), slot, key=lambda one: one.place)
 
     def _expect(self, ticket: int, size: int, saved: int | None) -> None:
         self._expected[ticket] = Expected(size, saved, self._ram.has_evicted)
-        if len(self._expected) > 4 * len(self._slots) + 64:
+        if len(self._expected) > 4 * self._count + 64:
             self._expected.popitem(last=False)
 
 

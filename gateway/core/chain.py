@@ -63,8 +63,6 @@ def deepest(hashes: Sequence[int], held: Container[int], least: int = 0) -> int:
     """
     if least >= len(hashes) or hashes[least] not in held:
         return least
-    if hashes[-1] in held:
-        return len(hashes)
     low, high = least + 1, len(hashes)
     while low < high:
         middle = (low + high + 1) // 2

@@ -169,7 +169,7 @@ class Backend:
 
     @property
     def settling_permits(self) -> int:
-        return sum(one.permits for one in self.settling)
+        return sum(one.permits for one in self.settling) if self.settling else 0
 
     @property
     def takes_work(self) -> bool:

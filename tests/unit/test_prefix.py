@@ -185,6 +185,27 @@ def test_tickets_whose_answers_report_nothing_are_not_remembered_for_ever() -> N
     assert len(cache._expected) <= 4 * 2 + 64
 
 
+def test_a_slot_that_an_engine_gained_is_used_before_one_that_holds_a_prompt() -> None:
+    cache, first = Sequences(1), prompt("first")
+    used(cache, 1, first)
+    cache.resize(2, 0)
+    cache.start(2, prompt("second"))
+    assert cache.match(first, busy_too=False) == first.size
+    assert cache.blocks == 8
+
+
+def test_a_slot_that_an_engine_lost_is_the_one_used_longest_ago() -> None:
+    cache, prompts = Sequences(3), [prompt(name) for name in "abc"]
+    for ticket in (1, 0, 2):
+        used(cache, ticket, prompts[ticket])
+    cache.resize(2, 0)
+    assert [cache.match(one, busy_too=False) for one in prompts] == [
+        prompts[0].size,
+        0,
+        prompts[2].size,
+    ]
+
+
 # ---------------------------------------------------------------- the index
 
 
