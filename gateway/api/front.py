@@ -17,7 +17,7 @@ from gateway.core.catalog import NONE
 from gateway.core.errors import GatewayError
 from gateway.core.routes import MODELS, Meaning, Route, family_of, meaning_of
 from gateway.pipeline import Pipeline
-from gateway.runtime.disconnect import ClientGone, ClientPresent
+from gateway.runtime.disconnect import EXTENSION, ClientGone, ClientPresent
 from gateway.runtime.exchange import Exchange
 from gateway.runtime.observe import Record
 from gateway.runtime.proxies import TrustedProxies
@@ -66,7 +66,7 @@ class Front:
             exchange.shared = origins.shared_with(exchange.header(b"origin"), config.cors.origins)
         try:
             if route is not None and scope["method"] in _methods_of(route):
-                present = ClientPresent(scope, receive)
+                present = ClientPresent(receive, scope.get("extensions", {}).get(EXTENSION))
                 if not self.active:
                     self.idle.clear()
                 self.active.add(present)

@@ -9,7 +9,8 @@ import asyncio
 from types import TracebackType
 from typing import Any, Self
 
-from starlette.types import Receive, Scope
+import msgspec
+from starlette.types import Receive
 
 EXTENSION = "slotgate.edge"
 
@@ -18,22 +19,19 @@ class ClientGone(Exception):  # noqa: N818  (an ending, not an error)
     """The client left before the answer was complete."""
 
 
-class ClientPresent:
+class ClientPresent(msgspec.Struct, eq=False):
     """`with ClientPresent(...)`: runs its body while the client is there, and raises ClientGone when it left.
 
     `body_read` is called once the whole request body has been read, so that a pending `receive()` can only
     mean that the client left.
     """
 
-    __slots__ = ("_edge", "_receive", "_stopped", "_task", "_watch", "gone")
-
-    def __init__(self, scope: Scope, receive: Receive) -> None:
-        self._edge: Any = scope.get("extensions", {}).get(EXTENSION)
-        self._receive = receive
-        self._task: asyncio.Task[Any] | None = None
-        self._watch: asyncio.Task[None] | None = None
-        self._stopped: Exception | None = None
-        self.gone = False
+    _receive: Receive
+    _edge: Any  # of the scope's extensions; None behind another server
+    _task: asyncio.Task[Any] | None = None
+    _watch: asyncio.Task[None] | None = None
+    _stopped: Exception | None = None
+    gone: bool = False
 
     def __enter__(self) -> Self:
         if self._edge is None:

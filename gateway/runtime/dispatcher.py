@@ -12,6 +12,8 @@ from random import Random
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from gateway.core.cost import Price
 from gateway.core.dispatch import (
     Affinity,
@@ -142,35 +144,20 @@ class Dispatcher:
             self._timer = None
 
 
-class Place:
+class Place(msgspec.Struct, eq=False):
     """One request's stay: in line, then on a backend. Its exit gives back whatever it holds."""
 
-    __slots__ = (
-        "_cancelled",
-        "_dispatcher",
-        "affinity",
-        "attempts",
-        "backend",
-        "offer",
-        "price",
-        "prices",
-        "queued_s",
-        "served",
-        "used",
-    )
-
-    def __init__(self, dispatcher: Dispatcher, offer: Offer) -> None:
-        self._dispatcher = dispatcher
-        self._cancelled = True
-        self.offer = offer
-        self.backend = ""
-        self.queued_s = 0.0
-        self.affinity: Affinity = "none"
-        self.price: Price | None = None  # of the last choice
-        self.prices: list[Price] = []  # of all that it was chosen from
-        self.attempts = 0
-        self.served = False
-        self.used: Used | None = None
+    _dispatcher: Dispatcher
+    offer: Offer
+    backend: str = ""
+    queued_s: float = 0.0
+    affinity: Affinity = "none"
+    price: Price | None = None  # of the last choice
+    prices: list[Price] = []  # of all that it was chosen from
+    attempts: int = 0
+    served: bool = False
+    used: Used | None = None
+    _cancelled: bool = True
 
     async def __aenter__(self) -> Self:
         dispatcher = self._dispatcher

@@ -73,24 +73,16 @@ class Outgoing(msgspec.Struct, frozen=True, eq=False):
         return expected if expected != self.model else None
 
 
-class Forward:
+class Forward(msgspec.Struct, eq=False):
     """`async with Forward(...) as response`: the first backend that takes the request."""
 
-    def __init__(
-        self,
-        outgoing: Outgoing,
-        place: Place,
-        record: Record,
-        backends: Backends,
-        metrics: Metrics,
-    ) -> None:
-        self._outgoing = outgoing
-        self._place = place
-        self._record = record
-        self._backends = backends
-        self._metrics = metrics
-        self._call: Call | None = None  # the attempt whose answer stands
-        self._response: Response | None = None  # of the last attempt
+    _outgoing: Outgoing
+    _place: Place
+    _record: Record
+    _backends: Backends
+    _metrics: Metrics
+    _call: Call | None = None  # of the last attempt, as is the response
+    _response: Response | None = None
 
     async def __aenter__(self) -> Answer:
         try:
