@@ -173,26 +173,26 @@ class Choice:
     ) -> list[Price]:
         """What each backend that could take it would cost."""
         offer, out = waiting.offer, []
+        permits, free_for, match = offer.permits, self._openings.free_for, self._index.match
         for name in offer.pool - waiting.tried if waiting.tried else offer.pool:
             backend = self._backends.get(name)
-            if backend is not None and backend.takes_work and backend.slots >= offer.permits:
-                crowd = promised.get(name, 0) - (waiting.best == name)
-                free = self._openings.free_for(now, waiting, backend)
-                busy_too = free < offer.permits
-                matched = self._index.match(name, offer.chain, busy_too=busy_too)
-                out.append(
-                    cost.price(
-                        backend,
-                        now,
-                        offer.prompt_bytes,
-                        matched,
-                        permits=offer.permits,
-                        promised=crowd,
-                        ahead=crowd if before is None else before.get(name, 0),
-                        free=free,
-                        must_load=backend.must_load(offer.model_on(name)),
-                    )
+            if backend is None or backend.slots < permits or not backend.takes_work:
+                continue
+            crowd = promised.get(name, 0) - (waiting.best == name)
+            free = free_for(now, waiting, backend)
+            out.append(
+                cost.price(
+                    backend,
+                    now,
+                    offer.prompt_bytes,
+                    match(name, offer.chain, busy_too=free < permits),
+                    permits=permits,
+                    promised=crowd,
+                    ahead=crowd if before is None else before.get(name, 0),
+                    free=free,
+                    must_load=backend.must_load(offer.ids.get(name, offer.model)),
                 )
+            )
         return out
 
     def _promised(self) -> dict[str, int]:

@@ -89,10 +89,11 @@ def cheapest(prices: list[Price], conversation: int) -> Price:
     tied = [one for one in prices if one.total_s <= bound]
     if len(tied) == 1:
         return tied[0]
-    return min(
-        tied,
-        key=lambda one: (
-            (one.backend.in_flight + one.backend.settling_permits) / max(1, one.backend.slots),
-            -crc32(b"%d %s" % (conversation, one.backend.name.encode())),
-        ),
-    )
+    shares = [_share_in_use(one.backend) for one in tied]
+    least = min(shares)
+    tied = [one for one, share in zip(tied, shares, strict=True) if share == least]
+    return max(tied, key=lambda one: crc32(b"%d %s" % (conversation, one.backend.name.encode())))
+
+
+def _share_in_use(backend: Backend) -> float:
+    return (backend.in_flight + backend.settling_permits) / (backend.slots or 1)

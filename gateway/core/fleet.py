@@ -208,7 +208,9 @@ class Backend:
 
     def free_for(self, ticket: int) -> int:
         """Free permits, unless they are being kept for somebody else."""
-        return self.free if self.reserved_by in (None, ticket) else 0
+        if self.reserved_by is not None and self.reserved_by != ticket:
+            return 0
+        return self.free
 
     def has_room(self, prompt_bytes: int, permits: int, max_tokens: int | None) -> bool:
         """Does a request fit into the KV cache that its slots share?"""
