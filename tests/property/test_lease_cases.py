@@ -254,6 +254,20 @@ def test_after_a_restart_what_was_claimed_is_kept_by_the_messages_that_follow() 
         talk.now += 0.1
 
 
+def test_what_runs_in_excess_is_granted_to_nobody_else() -> None:
+    talk = Talk("a", "b", "c", slots=2)
+    talk.exchange("a", used=2)
+    talk.is_silent(seen_by="b")
+    assert talk.exchange("b", waiting=2) == 2
+    talk.exchange("a", used=2)
+    talk.exchange("b", spare=False)
+    assert talk.ledger.members["b"].granted == {"b": 0}
+    assert talk.exchange("c", waiting=2) == 0, "a's two requests still run"
+    talk.exchange("a")
+    talk.exchange("c", waiting=2)
+    assert talk.exchange("c", waiting=2) == 2
+
+
 def test_an_older_message_that_comes_late_takes_nothing_back() -> None:
     talk = Talk("a", "b")
     older = asked(talk, "a")
@@ -296,8 +310,9 @@ def test_an_answer_from_before_a_pause_brings_nothing_back() -> None:
     talk.is_silent(seen_by="b")
     lease = talk.leases["a"]
     lease.ask(talk.now, talk.uses())
-    lease.heard(talk.now, first, reply, talk.uses(waiting=4))
-    lease.lost(talk.now, talk.uses(waiting=4))
+    lease.lost(talk.now + ASK_S, talk.uses(waiting=4))
+    lease.heard(talk.now + ASK_S, first, reply, talk.uses(waiting=4))
+    lease.lost(talk.now + 2 * ASK_S, talk.uses(waiting=4))
     assert lease.shares["b"] == 0
 
 
