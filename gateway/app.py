@@ -29,6 +29,8 @@ from gateway.core.dispatch import Dispatch, Limits
 from gateway.core.errors import GatewayError
 from gateway.core.keys import KeyRing
 from gateway.core.lease_dispatch import LeasedDispatch
+from gateway.core.lease_homes import chain_for_fleet
+from gateway.core.prefix import chain_of
 from gateway.core.settings.nodes import ConfigErrors
 from gateway.pipeline import Pipeline
 from gateway.runtime import gauges, tables
@@ -81,6 +83,7 @@ class Gateway:
             dispatcher=self.dispatcher,
             metrics=self.metrics,
             log=self.log,
+            chain_of=chain_for_fleet if config.redis else chain_of,
         )
         self.cluster = self._cluster(dispatch)
         history = History(self.metrics, self.dispatcher, self.backends)

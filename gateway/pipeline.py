@@ -20,7 +20,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.keys import Key, KeyRing, Refusal, presented
 from gateway.core.lacking import Lacking
 from gateway.core.origins import refuse_pages
-from gateway.core.prefix import EMPTY, chain_of, conversation_of
+from gateway.core.prefix import EMPTY, Chain, chain_of, conversation_of
 from gateway.core.reading import SHOW, read_request
 from gateway.core.request import ParsedRequest, parse
 from gateway.core.routes import Route
@@ -60,6 +60,7 @@ class Pipeline:
     log: LineLog
     draining: bool = False
     lacking: Lacking = field(default_factory=Lacking)
+    chain_of: Callable[..., Chain] = chain_of
 
     @property
     def deadlines(self) -> Deadlines:
@@ -216,7 +217,7 @@ class Pipeline:
             conversation=conversation_of(exchange.headers, request.prompt_cache_key, pieces)
             if len(pool.backends) > 1  # else there is nothing to choose by it
             else 0,
-            chain=chain_of(pieces, pool.name) if pieces else EMPTY,
+            chain=self.chain_of(pieces, pool.name) if pieces else EMPTY,
             max_tokens=request.max_tokens if makes_text else 0,
             ids=pool.ids,
         )

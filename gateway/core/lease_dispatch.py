@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gateway.core.dispatch import Decision, Dispatch, Offer
+from gateway.core.dispatch import Decision, Dispatch, Limits, Offer
 from gateway.core.fleet import Advice, Fitness
 from gateway.core.lease import Use
+from gateway.core.lease_homes import Homes
+from gateway.core.tickets import Used
 
 MANY = 64  # waiting requests; beyond, they are not looked at one by one
 
@@ -20,6 +22,10 @@ class LeasedDispatch(Dispatch):
     """The same events; before the first `lend` it lends nothing."""
 
     _until = 0.0
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self.homes = Homes()
 
     def lend(self, now: float, shares: Mapping[str, int], until: float) -> list[Decision]:
         """What it may lend of each backend until then. What is in flight above a smaller share goes on."""
@@ -44,6 +50,7 @@ class LeasedDispatch(Dispatch):
 
     def offer(self, now: float, offer: Offer) -> list[Decision]:
         self._look(now)
+        self._take_home(offer)
         return super().offer(now, offer)
 
     def cancel(self, now: float, ticket: int) -> list[Decision]:
@@ -52,7 +59,16 @@ class LeasedDispatch(Dispatch):
 
     def release(self, now: float, ticket: int, **how: Any) -> list[Decision]:
         self._look(now)
+        self._note_home(ticket, how.get("used"))
         return super().release(now, ticket, **how)
+
+    def forget_cache(self, name: str) -> None:
+        self.homes.forget(name)
+        super().forget_cache(name)
+
+    def remove(self, name: str) -> list[Decision]:
+        self.homes.forget(name)
+        return super().remove(name)
 
     def retry(self, now: float, ticket: int, **how: Any) -> list[Decision]:
         self._look(now)
@@ -80,6 +96,24 @@ class LeasedDispatch(Dispatch):
         if now >= self._until:
             for backend in self.backends.values():
                 backend.share = 0
+
+    def _note_home(self, ticket: int, used: Used | None) -> None:
+        """An engine that says what was cached has the whole prompt now. Where there is no choice, nobody needs to know."""
+        held = self.held.get(ticket)
+        if held is None or used is None or used.cached_tokens is None:
+            return
+        if held.offer.chain.hashes and len(held.offer.pool) > 1:
+            self.homes.note(held.backend.name, held.offer.chain)
+
+    def _take_home(self, offer: Offer) -> None:
+        """Believe what another gateway said of this prompt, as if it had run there for this one."""
+        home = self.homes.of(offer.chain) if offer.chain.hashes else None
+        if home is None:
+            return
+        name, chain = home
+        if name in offer.pool and self.index.match(name, chain, busy_too=True) < chain.size:
+            self.index.start(name, -offer.ticket, chain)
+            self.index.end(name, -offer.ticket)
 
     def _starved(self) -> set[str]:
         """One backend for each pool that is waited for and of which this gateway may lend nothing."""

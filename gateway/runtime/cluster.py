@@ -51,7 +51,7 @@ class Cluster:
         self.lease = Lease(uuid4().hex[:12])
         self._ledger = Ledger(url)
         self.keys = SharedKeys(self._ledger)
-        self._words = Words(self.lease.me, SharedLimits(limits), backends)
+        self._words = Words(self.lease.me, SharedLimits(limits), backends, dispatch.homes)
         self._dispatcher = dispatcher
         self._dispatch = dispatch
         self._line_log = log

@@ -1,4 +1,4 @@
-"""What gateways tell each other beside their leases: use of limited keys, and what engines said of their load.
+"""What gateways tell each other beside their leases: use of limited keys, what engines said of their load, and hold.
 
 Law of this file: words that cannot be read are left out; they never stop a gateway.
 """
@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from gateway.core.lease_homes import Batch, Homes
 from gateway.core.lease_limits import SharedLimits, Spent
 from gateway.core.lease_reports import FIGURES, SPACED_S, Figures, who_asks
 from gateway.runtime.backends import Backends
@@ -26,6 +27,7 @@ class _Told(msgspec.Struct, array_like=True):
     limits: dict[str, Spent]
     active: tuple[str, ...]  # backends to which it has traffic
     figures: dict[str, Figures]
+    homes: Batch = Batch(0, {})
 
 
 class _Look(NamedTuple):
@@ -38,10 +40,11 @@ class _Look(NamedTuple):
 class Words:
     """Owner of what was last told and heard. Times are monotonic seconds of this gateway."""
 
-    def __init__(self, me: str, limits: SharedLimits, backends: Backends) -> None:
+    def __init__(self, me: str, limits: SharedLimits, backends: Backends, homes: Homes) -> None:
         self._me = me
         self._limits = limits
         self._backends = backends
+        self._homes = homes
         self._active: Mapping[str, frozenset[str]] = {}  # of the others
         self._heard_at: dict[str, float] = {}  # backend: when another gateway had looked
         self._numbers: dict[tuple[str, str], int] = {}  # gateway and backend: last figures taken
@@ -59,7 +62,8 @@ class Words:
 
     def own(self, now: float) -> bytes:
         """What to tell; empty when it has been told."""
-        told = _Told(self._limits.told(now), self._active_here(), self._figures(now))
+        limits, figures = self._limits.told(now), self._figures(now)
+        told = _Told(limits, self._active_here(), figures, self._homes.told(now))
         words = msgspec.json.encode(told)
         if words == self._last and now < self._last_at + AGAIN_S:
             return b""
@@ -70,6 +74,7 @@ class Words:
         """What the others told."""
         told = {who: words for who, raw in heard.told.items() if (words := _read(raw)) is not None}
         self._limits.hear(now, {who: one.limits for who, one in told.items()})
+        self._homes.hear((who, one.homes) for who, one in told.items())
         self._active = {who: frozenset(one.active) for who, one in told.items()}
         self._numbers = {pair: n for pair, n in self._numbers.items() if pair[0] in told}
         for who, one in told.items():
