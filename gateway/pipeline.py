@@ -92,7 +92,7 @@ class Pipeline:
                         if response.status >= 400:
                             answer = await self._heard(response, place.backend, route)
                         await relay(answer, exchange, route, record)
-                        place.finished(served=response.status < 400, usage=record.usage)
+                        place.finished(served=response.status < 400, used=record.used)
 
     async def serve_free(self, exchange: Exchange, route: Route, present: ClientPresent) -> None:
         """The shorter line of what makes no tokens: no permit, no waiting, none of a key's limits."""

@@ -91,7 +91,8 @@ class Permits:
     def learn(self, now: float, held: Held, used: Used | None) -> None:
         """What a whole answer teaches: service time, tokens in a byte, the truth about the cache, the prefill rate.
 
-        Rate: what was ahead of it and its own uncached tokens were computed until its first token.
+        Rate: what was ahead of it and its own uncached tokens were computed until its first token. When that came we see
+        of a stream; of another answer llama-server tells in its `timings` (engines.md 1.11).
         """
         backend, offer, work = held.backend, held.offer, held.work_tokens
         backend.service_s.learn(now - held.since)
@@ -107,11 +108,13 @@ class Permits:
         if held.loads:  # what it took says more about the load
             return
         work += held.ahead_tokens
-        # of an answer that was not streamed nobody knows when its first token came: the whole, rather than too little
-        backend.answer_s.learn(now - (held.first_token_at or held.since))
-        if held.first_token_at is not None and work >= 64:
-            seconds = max(held.first_token_at - held.since, 1e-3)
-            backend.prefill_rate.learn(work / seconds)
+        prefill_s = used.prefill_s if used is not None else None
+        if held.first_token_at is not None:
+            prefill_s = held.first_token_at - held.since
+        # when nobody knows when its first token came: the whole, rather than too little
+        backend.answer_s.learn(now - held.since - (prefill_s or 0.0))
+        if prefill_s is not None and work >= 64:
+            backend.prefill_rate.learn(work / max(prefill_s, 1e-3))
 
     def part_from(self, backend: Backend) -> None:
         """It is removed. What it has lent is remembered until it is back."""

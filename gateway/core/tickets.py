@@ -47,11 +47,15 @@ class Offer(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 class Used(msgspec.Struct, frozen=True, gc=False):
-    """Tokens that an engine reports of one answer. `cached_tokens` None: it does not say."""
+    """What an engine reports of one answer. None: it does not say.
+
+    `prefill_s`: how long it took to compute what was not cached; told only of answers that were no streams.
+    """
 
     prompt_tokens: int
     cached_tokens: int | None
     generated_tokens: int | None = None
+    prefill_s: float | None = None
 
 
 class Start(msgspec.Struct, frozen=True, gc=False):

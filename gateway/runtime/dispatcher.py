@@ -27,7 +27,6 @@ from gateway.core.dispatch import (
     Wait,
 )
 from gateway.core.errors import GatewayError
-from gateway.core.figures import Usage
 
 RETRY_AFTER_MAX_S = 48.0
 MESSAGES: dict[Reason, str] = {
@@ -205,12 +204,11 @@ class Place(msgspec.Struct, eq=False):
         """Its prefill is over."""
         self._dispatcher.dispatch.first_token(self._dispatcher.now(), self.offer.ticket)
 
-    def finished(self, *, served: bool, usage: Usage | None = None) -> None:
-        """The engine is done with it, so its slot is free at once, not settling. `usage`: as it reports."""
+    def finished(self, *, served: bool, used: Used | None = None) -> None:
+        """The engine is done with it, so its slot is free at once, not settling. `used`: as it reports."""
         self._cancelled = False
         self.served = served
-        if usage is not None and usage.prompt_tokens is not None:
-            self.used = Used(usage.prompt_tokens, usage.cached_tokens, usage.generated_tokens)
+        self.used = used
 
     async def __aexit__(
         self,

@@ -11,6 +11,7 @@ from typing import Final, Self
 from gateway.core.catalog import NONE
 from gateway.core.errors import GatewayError, Headers, Outcome, status_of
 from gateway.core.figures import Usage
+from gateway.core.tickets import Used
 from gateway.runtime.decisions import Attempt, Decision
 from gateway.runtime.disconnect import ClientGone
 from gateway.runtime.dispatcher import Place
@@ -51,6 +52,7 @@ class Record:
         "queued_s",
         "ttft_s",
         "usage",
+        "used",
     )
 
     def __init__(self, exchange: Exchange, metrics: Metrics, log: Log) -> None:
@@ -74,6 +76,7 @@ class Record:
         self.ttft_s: float | None = None
         self.events = 0
         self.usage: Usage | None = None
+        self.used: Used | None = None  # the same, for who learns from it
         self._place: Place | None = None
         self._decision: Decision | None = None
         exchange.describe = self.headers
@@ -136,9 +139,13 @@ class Record:
         self._gaps = []
         self._tell_at = now + TELL_EVERY_S
 
-    def used(self, usage: Usage | None) -> None:
-        """What the engine says it used."""
+    def told(self, usage: Usage | None, prefill_s: float | None = None) -> None:
+        """What the engine says it used; of an answer that was no stream also how long its prompt took."""
         self.usage = usage
+        if usage is not None:
+            self.used = Used(
+                usage.prompt_tokens, usage.cached_tokens, usage.generated_tokens, prefill_s
+            )
 
     def __exit__(
         self,

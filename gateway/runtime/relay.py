@@ -34,7 +34,7 @@ class Meter(Protocol):
     """Who is told what passes. Called once per read that carries content."""
 
     def content(self, now: float, events: int) -> None: ...
-    def used(self, usage: Usage | None) -> None: ...
+    def told(self, usage: Usage | None, prefill_s: float | None = None) -> None: ...
 
 
 async def relay(response: Answer, exchange: Exchange, route: Route, meter: Meter) -> None:
@@ -89,7 +89,7 @@ async def _stream(
         raise GatewayError("upstream_broke", BROKE) from error
     if events := tap.finish():
         meter.content(clock(), events)
-    meter.used(tap.usage)
+    meter.told(tap.usage)
     await _end(exchange, tap, last, judged=wire is not Wire.JSON, told=told)
 
 
@@ -174,7 +174,9 @@ async def _whole(
         raise GatewayError("upstream_broke", BROKE) from error
     await exchange.end(data)
     if response.status == 200:
-        meter.used(tap.figures.usage)
+        figures = tap.figures
+        timings = figures.timings
+        meter.told(figures.usage, timings.prompt_ms / 1000 if timings else None)
 
 
 async def _too_late(response: Answer, exchange: Exchange, body: bytes) -> None:

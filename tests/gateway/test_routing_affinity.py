@@ -70,13 +70,12 @@ async def test_every_turn_goes_back_to_the_engine_that_has_the_conversation() ->
 async def test_a_shared_system_prompt_does_not_send_everybody_to_one_engine() -> None:
     """B062: affinity without a term for load makes a hot spot while peers idle.
 
-    A cold prompt takes 45 ms here and an answer 200 ms, so nobody is better off waiting for the warm engine. The first
-    turn is streamed: only a first token teaches how fast an engine reads.
+    A cold prompt takes 45 ms here and an answer 200 ms, so nobody is better off waiting for the warm engine.
     """
     async with AsyncExitStack() as stack:
         fleet = await engines(stack, 4, 1, answer_s=0.3)
         slotgate = await stack.enter_async_context(running_gateway(*fleet))
-        await Talk(slotgate, "first", own=10).turn(stream=True)
+        await Talk(slotgate, "first", own=10).turn()
         talks = [Talk(slotgate, name, own=10) for name in ("ann", "bob", "cat", "dan")]
         await asyncio.gather(*(talk.turn() for talk in talks))
         assert len({talk.went[0] for talk in talks}) == 4
@@ -95,3 +94,17 @@ async def test_without_affinity_nothing_is_said_of_it() -> None:
         await talk.turn()
         assert talk.affinity == ["none", "none"]
         slotgate.sent = 2
+
+
+@in_loop
+async def test_an_answer_that_is_no_stream_teaches_how_fast_its_engine_reads() -> None:
+    """llama-server tells it in `timings`; here it reads a thousand tokens a second."""
+    async with AsyncExitStack() as stack:
+        fleet = await engines(stack, 1, 1)
+        slotgate = await stack.enter_async_context(running_gateway(*fleet))
+        for name in ("ann", "bob", "cat"):
+            await Talk(slotgate, name, own=100).turn()
+        rate = slotgate.gateway.dispatcher.dispatch.backends["b1"].prefill_rate
+        assert rate.samples == 3
+        assert 900 <= rate.own <= 1100
+        slotgate.sent = 3

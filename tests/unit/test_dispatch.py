@@ -256,6 +256,15 @@ def test_a_cancelled_prefill_settles_for_what_is_left_of_it_but_a_minute_at_most
     assert desk.offer() in desk.running
 
 
+def test_an_answer_without_a_first_token_teaches_the_rate_if_its_engine_tells_the_time() -> None:
+    desk = Desk(a=1)
+    backend = desk.dispatch.backends["a"]
+    desk.end(desk.offer(prompt_bytes=4000), after_s=5.0, used=Used(1000, 0, 10))
+    assert (backend.prefill_rate.samples, backend.answer_s.own) == (0, 5.0)
+    desk.end(desk.offer(prompt_bytes=4000), after_s=5.0, used=Used(1000, 0, 10, prefill_s=2.0))
+    assert (backend.prefill_rate.own, backend.answer_s.own) == (500.0, 4.0), "mean of 5 and 3"
+
+
 def test_while_no_rate_is_known_a_cancelled_prefill_is_taken_for_a_slow_one() -> None:
     desk = settling_desk()
     first = desk.offer(prompt_bytes=4 * 1000)  # twenty seconds at 50 tokens/s
