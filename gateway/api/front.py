@@ -84,6 +84,8 @@ class Front:
             await exchange.refuse(error)
         except ClientGone:
             exchange.cut()
+        finally:
+            exchange.describe = list  # its record's, which points back: not one for the collector
 
     async def _aside(self, exchange: Exchange, meaning: Meaning, route: Route | None) -> None:
         """What is not relayed: answers from memory, and refusals by path and method."""
