@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Final
 
+import msgspec
+
 from gateway.runtime.connection import Connection
 from gateway.runtime.deadlines import Deadlines
 from gateway.runtime.dial import dial, tls_context
@@ -89,7 +91,7 @@ class Upstream:
         path ("/v1/…"), sent below the target's base path. Entering raises UpstreamError.
         """
         head = self._head(method, path, query, headers, body)
-        return Call(self, head, body, deadlines, bodiless=method == "HEAD")
+        return Call(self, head, body, deadlines, method == "HEAD")
 
     async def aclose(self) -> None:
         """Close the idle connections and keep no more. Calls under way go on to their end."""
@@ -189,20 +191,15 @@ class Upstream:
         return head + b"\r\n\r\n"
 
 
-class Call:
+class Call(msgspec.Struct, eq=False):
     """One request and its response: an async context manager. Owns a connection while it is open."""
 
-    __slots__ = ("_bodiless", "_body", "_connection", "_deadlines", "_head", "_upstream")
-
-    def __init__(
-        self, upstream: Upstream, head: bytes, body: bytes, deadlines: Deadlines, *, bodiless: bool
-    ) -> None:
-        self._upstream = upstream
-        self._head = head
-        self._body = body
-        self._deadlines = deadlines
-        self._bodiless = bodiless
-        self._connection: Connection | None = None
+    _upstream: Upstream
+    _head: bytes
+    _body: bytes
+    _deadlines: Deadlines
+    _bodiless: bool
+    _connection: Connection | None = None
 
     async def __aenter__(self) -> Response:
         connection, replayed = self._upstream.take_idle(), False
