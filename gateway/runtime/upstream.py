@@ -212,11 +212,14 @@ class Call(msgspec.Struct, eq=False):
             try:
                 connection.start(response, self._head, self._body, self._deadlines)
                 await response.wait_for_head()
-            except BaseException as error:
+            except UpstreamError as error:
                 self._upstream.give_back(connection)
-                if replayed or not (isinstance(error, UpstreamError) and error.kind == "stale"):
+                if replayed or error.kind != "stale":
                     raise
                 connection, replayed = None, True
+            except BaseException:
+                self._upstream.give_back(connection)
+                raise
             else:
                 self._connection = connection
                 self._body = b""  # it will not be sent again, and the answer may take long
