@@ -20,20 +20,25 @@ class Room:
 
     tokens: int | None = None  # that the pool holds; None: slots have room of their own
     promised: int = 0  # to requests in flight; what settles is counted beside it
-    output_p90: int = FIRST_OUTPUT_TOKENS
     _outputs: deque[int] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
     def need(self, prompt_tokens: int, permits: int, max_tokens: int | None) -> int:
         """What a request of so many permits is promised: each has the prompt, and an answer of likely length."""
-        answer = self.output_p90 if max_tokens is None else min(max_tokens, self.output_p90)
+        likely = self.output_p90
+        answer = likely if max_tokens is None else min(max_tokens, likely)
         return permits * (prompt_tokens + answer)
 
     def has(self, need: int, settling: int, *, alone: bool) -> bool:
         """Would it fit beside what is promised? Who is alone always fits: the engine is the judge of its size."""
         return alone or self.tokens is None or self.promised + settling + need <= self.tokens
 
+    @property
+    def output_p90(self) -> int:
+        """Tokens that nine of the last answers in ten kept to."""
+        if len(self._outputs) < SEEN_ENOUGH:
+            return FIRST_OUTPUT_TOKENS
+        return sorted(self._outputs)[len(self._outputs) * 9 // 10]
+
     def learn(self, generated: int) -> None:
         """The length of a whole answer."""
         self._outputs.append(generated)
-        if len(self._outputs) >= SEEN_ENOUGH:
-            self.output_p90 = sorted(self._outputs)[len(self._outputs) * 9 // 10]

@@ -38,7 +38,6 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_alarm",
         "_deadlines",
-        "_loop",
         "_on_lost",
         "_pending",
         "_poll",
@@ -50,6 +49,7 @@ class Connection(asyncio.Protocol):
         "_transport",
         "_writing_paused",
         "closing",
+        "loop",
         "lost",
         "peer",
         "served",
@@ -67,7 +67,7 @@ class Connection(asyncio.Protocol):
         self.served = 0
         self.lost = False
         self.closing = False
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._sock = sock
         self._raw = raw  # no TLS: what is on the socket is HTTP
         self._on_lost = on_lost
@@ -77,7 +77,7 @@ class Connection(asyncio.Protocol):
         self._writing_paused = False
         self._reading_paused = False
         self._deadlines = Deadlines()
-        self._alarm = Alarm(self._loop, self._on_silence)
+        self._alarm = Alarm(self.loop, self._on_silence)
         self._poll = select.poll()
         self._poll.register(sock.fileno(), select.POLLIN)
         self._short_patience = False
@@ -141,7 +141,7 @@ class Connection(asyncio.Protocol):
         if response is None:
             self.abort()
             return
-        if response.on_chunk is not None and response.pass_chunk(data, now := self._loop.time()):
+        if response.on_chunk is not None and response.pass_chunk(data, now := self.loop.time()):
             self._alarm.put_off(now)
             return
         response.feed(data)
@@ -202,12 +202,12 @@ class Connection(asyncio.Protocol):
             return
         self._alarm.set(self._deadlines.first_byte_s)
         if not self._writing_paused:
-            self._loop.call_soon(self._push)
+            self.loop.call_soon(self._push)
 
     def _sent(self) -> None:
         response = self._response
         if response is not None and not response.ended:
-            response.read_started_at = self._loop.time()
+            response.read_started_at = self.loop.time()
             self._alarm.set(self._deadlines.first_byte_s)
 
     def _pause_reading(self, response: Response) -> None:
@@ -244,7 +244,7 @@ class Connection(asyncio.Protocol):
 
     def _cannot_have_run(self, response: Response) -> bool:
         sent_at = response.read_started_at
-        return sent_at is None or self._loop.time() - sent_at <= STALE_WINDOW_S
+        return sent_at is None or self.loop.time() - sent_at <= STALE_WINDOW_S
 
     def _salvage(self) -> None:
         """Read what had arrived before a write failed: a refusal sent while our body was still leaving.

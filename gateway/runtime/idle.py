@@ -30,12 +30,10 @@ class IdleConnections:
 
     def take(self) -> Connection | None:
         """The connection that became idle last and can still be used, if there is one."""
-        if not self._since:
-            return None
-        oldest = asyncio.get_running_loop().time() - self._expiry_s
         while self._since:
             connection, since = self._since.popitem()
-            if since > oldest and connection.is_quiet():
+            age_s = connection.loop.time() - since
+            if age_s < self._expiry_s and connection.is_quiet():
                 return connection
             connection.abort()
         return None
@@ -46,7 +44,7 @@ class IdleConnections:
         if used_up or self._closed or len(self._since) >= MAX_IDLE:
             connection.abort()
             return
-        loop = asyncio.get_running_loop()
+        loop = connection.loop
         self._since[connection] = loop.time()
         if self._timer is None:
             self._timer = loop.call_later(self._expiry_s, self._sweep)

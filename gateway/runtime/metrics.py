@@ -64,7 +64,7 @@ class Metrics:
     """Owner of all counters of requests. One for the process."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+        self.clock = clock
         self._recent: dict[str, Latencies] = {}
         self.others: list[Family] = []  # what other parts tell
         self.config_ok = True  # the last reload could be used
@@ -134,7 +134,7 @@ class Metrics:
     def quantile(self, what: str, group: list[Latencies], seconds: int) -> float | None:
         """p95 of `ttft` or `itl` in the last seconds (one of WINDOWS)."""
         windows = [one.ttft if what == "ttft" else one.itl for one in group]
-        return quantile(windows, self._clock(), 0.95, seconds)
+        return quantile(windows, self.clock(), 0.95, seconds)
 
     def keep(self, models: Iterable[str], backends: Iterable[str], keys: Iterable[str]) -> None:
         """After a reload: forget what was counted for any other model, backend or key."""

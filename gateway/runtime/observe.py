@@ -59,7 +59,7 @@ class Record:
         self.exchange = exchange
         self._metrics = metrics
         self._log = log
-        self._clock = asyncio.get_running_loop().time
+        self._clock = metrics.clock
         self._since = self._clock()
         self._series: Series | None = None
         self._last_at = 0.0

@@ -206,9 +206,7 @@ class Call(msgspec.Struct, eq=False):
         while True:
             if connection is None:
                 connection = await self._upstream.connect(self._deadlines.connect_s)
-            response = Response(
-                asyncio.get_running_loop(), bodiless=self._bodiless, replayed=replayed
-            )
+            response = Response(connection.loop, bodiless=self._bodiless, replayed=replayed)
             try:
                 connection.start(response, self._head, self._body, self._deadlines)
                 await response.wait_for_head()
