@@ -1,9 +1,10 @@
 """Several gateways with one Redis against one gateway alone: goodput, how fast slots move, what Redis is asked.
 
-    python -m bench.replicas [--seconds 8]
+    python -m bench.replicas [--seconds 20]
 
-Two scripted engines with four slots each; a stream takes 0.25 s, so together they can serve 32 a second. Every gateway
-is a process of its own. `peak` is what the engines counted, and never above their slots.
+Two scripted engines with four slots each. What they can serve is measured first, by as many clients as there are slots
+that ask the engines themselves. Every gateway is a process of its own. `peak` is what the engines counted, and never
+above their slots.
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ class Load:
             body = body_for(CHAT, stream=True)
             answer = await http.post(f"http://127.0.0.1:{port}{CHAT}", json=body)
             good = answer.text.rstrip().endswith("[DONE]")
+            if (
+                time.monotonic() > until
+            ):  # else every client counts a whole round more than there was time for
+                return
             self.served += good
             self.failed += not good
             self.times.append(time.monotonic() - began)
@@ -107,15 +112,25 @@ async def moves(gateways: list[Served], engines: list[FakeEngine]) -> list[float
     return found
 
 
+async def alone(seconds: float) -> float:
+    """What the engines serve a second when each slot has a client of its own."""
+    async with FakeEngine(slots=SLOTS) as left, FakeEngine(slots=SLOTS) as right:
+        for engine in (left, right):
+            engine.always(chat_stream(tokens=TOKENS, every_s=EVERY_S))
+        load = await goodput([left.port, right.port], 2 * SLOTS, seconds)
+        return load.served / seconds
+
+
 async def commands(redis: RedisServer) -> int:
     return int((await redis.command("INFO", "stats"))["total_commands_processed"])
 
 
 async def main(seconds: float) -> None:
-    capacity = 2 * SLOTS / (TOKENS * EVERY_S - EVERY_S)
+    capacity = await alone(seconds)
     print(
-        f"{'gateways':28} {'served/s':>9} {'of capacity':>11} {'failed':>7} {'p95 s':>7} {'peak':>7}"
+        f"{'gateways':28} {'served/s':>9} {'of engines':>11} {'failed':>7} {'p95 s':>7} {'peak':>7}"
     )
+    print(f"{'none, 8 clients':28} {capacity:9.1f} {1:11.2f}")
     for name, count, used, shared in (
         ("1, no Redis", 1, 1, False),
         ("1 with Redis", 1, 1, True),
@@ -153,5 +168,5 @@ async def main(seconds: float) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=8)
+    parser.add_argument("--seconds", type=float, default=20)
     asyncio.run(main(parser.parse_args().seconds))

@@ -115,7 +115,8 @@ class Cluster:
         line = self._line
         if line is not None and (not line.unanswered or now >= line.sent_at + RENEW_S):
             await self._send(line)
-        self._tell()
+        if self._first.is_set():
+            self._tell()
         await self._rest()
 
     async def _send(self, line: Line) -> None:

@@ -58,8 +58,10 @@ if ARGV[5] == '' then
   return {'left'}
 end
 
+-- Calm ends once: after it slots were granted anew, and who comes then with claims of an older epoch comes too late.
 local is_late, was_awaited = now >= tonumber(epoch[4]), false
-if not is_late then
+local was_calm = now < tonumber(epoch[3]) or (not is_late and redis.call('SCARD', KEYS[5]) > 0)
+if was_calm and not is_late then
   if ARGV[3] ~= epoch[2] then
     for i = 11, #ARGV do if not members[ARGV[i]] then redis.call('SADD', KEYS[5], ARGV[i]) end end
   end

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gateway.core.lease import CALM_S, LEASE_S, SEEN_S, Message, Reply, Standing
+from gateway.core.lease import CALM_S, LEASE_S, SEEN_S, SHORT_CALM_S, Message, Reply, Standing
 
 
 @dataclass
@@ -31,22 +31,26 @@ class Ledger:
     awaited: set[str] = field(default_factory=set)
 
     def restart(self, now: float, epoch: str) -> None:
-        """It lost everything."""
+        """It lost everything. Its calm lasts for a while after the first word that it hears, as in the script."""
         self.epoch = epoch
-        self.calm_until, self.late_at = now + CALM_S, now + LEASE_S
+        self.calm_until, self.late_at = now + CALM_S, float("inf")
         self.members.clear()
         self.awaited.clear()
 
     def hear(self, now: float, message: Message) -> Reply | None:
         """None: an answer to a later message was given before."""
+        if self.late_at == float("inf"):
+            self.calm_until = max(self.calm_until, now + SHORT_CALM_S)
+            self.late_at = now + LEASE_S
         self._see(now)
         known = self.members.pop(message.sender, None)
         if known is not None and message.number <= known.number:
             self.members[message.sender] = known
             return None
         is_late = now >= self.late_at
-        was_awaited = not is_late and message.sender in self.awaited
-        if not is_late:
+        was_calm = now < self.calm_until or (not is_late and bool(self.awaited))
+        was_awaited = was_calm and not is_late and message.sender in self.awaited
+        if was_calm and not is_late:
             if message.epoch != self.epoch:
                 self.awaited |= {one for one in message.peers if one not in self.members}
             self.awaited.discard(message.sender)

@@ -282,10 +282,29 @@ def test_who_was_known_before_a_restart_is_waited_for() -> None:
         talk.exchange("a", waiting=1)
         talk.exchange("b", waiting=1)
     talk.ledger.restart(talk.now, "other")
+    talk.exchange("a", waiting=2)
     talk.now += CALM_S + 0.5
     for _ in range(3):
         assert talk.exchange("a", waiting=2) == 1, "b is not back yet"
     assert talk.exchange("b", waiting=1) == 1
+
+
+def test_who_comes_after_the_calm_claims_nothing_though_it_knows_others_who_are_missing() -> None:
+    """Otherwise it would make the ledger wait for those, and itself claim what was granted since."""
+    talk = Talk("a", "b", "c", slots=3)
+    for _ in range(4):
+        for name in ("a", "b", "c"):
+            talk.exchange(name, waiting=1)
+    talk.ledger.restart(talk.now, "other")
+    talk.leases["new"] = Lease("new")
+    talk.exchange("new")
+    talk.now += CALM_S + 0.5
+    for _ in range(2):
+        talk.exchange("new", waiting=3)
+    assert talk.ledger.members["new"].granted == {"b": 3}
+    talk.exchange("a", waiting=1)
+    assert talk.ledger.members["a"].granted == {"b": 0}
+    assert not talk.ledger.awaited
 
 
 def test_half_of_the_slots_taken_without_a_ledger_are_not_claimed_from_one() -> None:
