@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -15,34 +15,38 @@ from tests.fakes.scripts import respond
 from tests.gateway.line_talk import CHAT, body_for
 
 
-@pytest.fixture(autouse=True)
-def _no_collector() -> Iterator[None]:
+@pytest.fixture
+def left() -> Iterator[Callable[[], int]]:
+    """How many exchanges of this test are still there; the collector does not run meanwhile."""
     gc.collect()
     gc.disable()
-    yield
+    before = _exchanges()  # that another test still holds
+    yield lambda: max(0, _exchanges() - before)
     gc.enable()
 
 
-def _left() -> int:
+def _exchanges() -> int:
     return sum(isinstance(one, Exchange) for one in gc.get_objects())
 
 
 @pytest.mark.parametrize("fields", [{}, {"stream": True}, {"model": "none"}])
 @in_loop
 async def test_nothing_of_an_answered_request_waits_for_the_collector(
-    fields: dict[str, object],
+    fields: dict[str, object], left: Callable[[], int]
 ) -> None:
     async with FakeEngine() as engine, running_gateway(engine) as slotgate:
         for _ in range(3):
             answer = await slotgate.client.post(CHAT, json=body_for(CHAT, **fields))
             assert answer.status_code == (404 if "model" in fields else 200)
-        await eventually(lambda: not _left(), within_s=1)
+        await eventually(lambda: not left(), within_s=1)
 
 
 @in_loop
-async def test_nothing_of_a_refused_request_waits_for_the_collector() -> None:
+async def test_nothing_of_a_refused_request_waits_for_the_collector(
+    left: Callable[[], int],
+) -> None:
     async with FakeEngine() as engine, running_gateway(engine) as slotgate:
         engine.script(*[respond(400, {"error": "no"})] * 3)
         for _ in range(3):
             assert (await slotgate.client.post(CHAT, json=body_for(CHAT))).status_code == 400
-        await eventually(lambda: not _left(), within_s=1)
+        await eventually(lambda: not left(), within_s=1)
