@@ -81,7 +81,7 @@ async def _stream(
             told = told or data
 
     try:
-        last = await _pass(response, exchange, look)
+        last = await _pass(response, exchange, look, clock)
     except UpstreamError as error:
         if error.kind == "first_byte_timeout":  # only its head came: too slow, and not broken off
             raise refusal(error) from error
@@ -94,14 +94,14 @@ async def _stream(
 
 
 Look: TypeAlias = Callable[[bytes, float], None]
+Clock: TypeAlias = Callable[[], float]  # the loop's, in seconds
 
 
-async def _pass(response: Answer, exchange: Exchange, look: Look) -> bytes:
+async def _pass(response: Answer, exchange: Exchange, look: Look, clock: Clock) -> bytes:
     """Every read to the client, looked at on its way, but for the last one, which is handed back."""
-    clock = asyncio.get_running_loop().time
     while True:
         if isinstance(response, Response):
-            await _pass_at_once(response, exchange, look)
+            await _pass_at_once(response, exchange, look, clock)
         data = await response.read()
         if data:
             look(data, clock())
@@ -110,12 +110,11 @@ async def _pass(response: Answer, exchange: Exchange, look: Look) -> bytes:
         await exchange.write(data)
 
 
-async def _pass_at_once(response: Response, exchange: Exchange, look: Look) -> None:
+async def _pass_at_once(response: Response, exchange: Exchange, look: Look, clock: Clock) -> None:
     """Each read in the turn in which it comes, until the client is behind or the body is about to end."""
     put_chunk = exchange.put_chunk
     if put_chunk is None:
         return
-    clock = asyncio.get_running_loop().time
 
     def take(data: bytes) -> bool:
         look(data, clock())
