@@ -302,6 +302,7 @@ def _edge_settings(config: Config) -> EdgeSettings:
         header_kib=int(config.limits.header_kib),
         keepalive_s=config.keepalive_s,
         write_stall_s=config.timeouts.write_stall_s,
+        origins=tuple(config.cors.origins),
     )
 
 

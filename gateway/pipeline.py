@@ -17,10 +17,10 @@ from gateway.core.catalog import NONE, OTHER, Catalog, Pool
 from gateway.core.config import Config
 from gateway.core.dispatch import Offer
 from gateway.core.errors import GatewayError
-from gateway.core.keys import Key, KeyRing, Refusal, presented
+from gateway.core.keys import Key, KeyRing, Refusal, digests_in, hash_of
 from gateway.core.lacking import Lacking
 from gateway.core.origins import refuse_pages
-from gateway.core.prefix import EMPTY, Chain, chain_of, conversation_of
+from gateway.core.prefix import EMPTY, Chain, chain_of, conversation_of, session_in
 from gateway.core.reading import SHOW, read_request
 from gateway.core.request import ParsedRequest, parse
 from gateway.core.routes import Route
@@ -124,7 +124,9 @@ class Pipeline:
         if ring is None:
             refuse_pages(exchange.headers, self.config.cors.origins)
             return ANONYMOUS
-        found = ring.find(presented(exchange.headers, exchange.path_key), _utc_now)
+        in_path = exchange.path_key  # then headers are not looked at
+        digests = (hash_of(in_path),) if in_path else exchange.of_head(digests_in)
+        found = ring.find(digests, _utc_now)
         if isinstance(found, Refusal):
             if found is Refusal.ABSENT and not (admin or self.config.needs_key):
                 refuse_pages(exchange.headers, self.config.cors.origins)
@@ -214,7 +216,9 @@ class Pipeline:
             weight=key.weight,
             batch=key.priority == "batch",
             prompt_bytes=request.prompt_bytes,
-            conversation=conversation_of(exchange.headers, request.prompt_cache_key, pieces)
+            conversation=conversation_of(
+                exchange.of_head(session_in), request.prompt_cache_key, pieces
+            )
             if len(pool.backends) > 1  # else there is nothing to choose by it
             else 0,
             chain=self.chain_of(pieces, pool.name) if pieces else EMPTY,

@@ -38,7 +38,7 @@ class Cycle(msgspec.Struct, eq=False):
     For the app: `gone` (the client left, or `abort` was called, before the answer was complete),
     `refusal` (why the edge itself answered instead of the app: a broken or silent body; then `gone` too),
     `received_at` (loop.time() at which the whole request had arrived, else None), `on_gone`, `abort`,
-    `body_buffered`; and `start`, `write`, `writable`, which do what `send` does without its messages.
+    `body_buffered`, `declared`, `notes`; and `start`, `write`, `writable`, which do what `send` does without its messages.
     """
 
     edge: Edge
@@ -46,6 +46,8 @@ class Cycle(msgspec.Struct, eq=False):
     takes_chunks: bool  # false for HTTP/1.0: framed by closing
     keep_alive: bool
     awaits_continue: bool
+    declared: int = 0  # bytes of the body, as far as the head says
+    notes: dict[Any, Any] = {}  # of the reader, for the app
     pieces: list[bytes] = []
     held: int = 0  # bytes in `pieces`
     body_complete: bool = False
@@ -175,12 +177,12 @@ class Cycle(msgspec.Struct, eq=False):
         if not more:
             self._finish()
 
-    def write_chunk(self, chunk: bytes, at: int) -> bool:
-        """Send body bytes that are framed as a chunk already: `chunk[at:-2]`. False: the client is behind."""
+    def write_chunk(self, chunk: bytes) -> bool:
+        """Send body bytes that are framed as one whole chunk already. False: the client is behind."""
         if self._chunked and not self._head and not self.gone:
             self.edge.transport.write(chunk)
         else:
-            self.write(chunk[at:-2], more=True)
+            self.write(chunk[chunk.index(b"\r\n") + 2 : -2], more=True)
         return not self.edge.outflow.paused
 
     # -- for the edge

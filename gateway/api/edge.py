@@ -149,6 +149,8 @@ class Edge(asyncio.Protocol):
             takes_chunks=reader.version == "1.1",
             keep_alive=reader.keep_alive and not self._stopping,
             awaits_continue=reader.awaits_continue,
+            declared=reader.body_left,
+            notes=reader.notes,
         )
         self.cycle = cycle
         self._watch.nothing()
@@ -223,7 +225,8 @@ class Edge(asyncio.Protocol):
         if cycle is None or not cycle.started:
             is_head = cycle is not None and cycle.is_head
             reader = self.reader
-            self.transport.write(refusal(error, reader.url, reader.headers, is_head=is_head))
+            headers, origins = reader.headers, self.settings.origins
+            self.transport.write(refusal(error, reader.url, headers, origins, is_head=is_head))
         if cycle is None:
             self._on_refused[0](error)
         else:

@@ -6,6 +6,7 @@ Laws of this file:
   request into the first.
 - A head is bounded in bytes and in headers, and so is everything in a chunked body that is not data.
 - What can be read in two ways is refused.
+- A head that says byte by byte what the one before it said, but for its content-length, is not read again.
 """
 
 from __future__ import annotations
@@ -15,12 +16,16 @@ from typing import Any, Final, NoReturn, Protocol
 from urllib.parse import unquote, urlsplit
 
 import httptools
+import msgspec
 
 from gateway.core.errors import GatewayError
 
 _END: Final = b"\r\n\r\n"
 _CHUNKED: Final = -1
 _SPECIAL: Final = frozenset({b"content-length", b"transfer-encoding", b"expect", b"host"})
+_COUNTED: Final = frozenset({b"content-length", b"host"})
+_LENGTH: Final = b"\r\ncontent-length:"
+_MOST_DIGITS: Final = 12  # of a content-length in a head that is known again
 _ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 _log = logging.getLogger("slotgate.edge")
 
@@ -33,15 +38,31 @@ class Sink(Protocol):
     def on_request_end(self) -> None: ...
 
 
+class _Known(msgspec.Struct, frozen=True, gc=False):
+    """The last head that was read: what stands before and after the digits of its content-length, and what it said."""
+
+    before: bytes
+    after: bytes  # to the end of the head
+    headers: list[tuple[bytes, bytes]]
+    at: int  # which of them is the content-length
+
+
 class RequestReader:
-    """The requests of one connection, one after the other. Owns the parser and the request it is in."""
+    """The requests of one connection, one after the other. Owns the parser and the request it is in.
+
+    `notes` is for who reads the headers: what follows from them, but for the content-length. It is kept while the
+    heads of the connection are alike.
+    """
 
     __slots__ = (
+        "_by_count",
         "_count_limit",
         "_fault",
         "_in_body",
+        "_known",
         "_muted",
         "_parser",
+        "_scope",
         "_seen",
         "_sink",
         "_size_limit",
@@ -51,7 +72,9 @@ class RequestReader:
         "body_left",
         "ended",
         "headers",
+        "keep_alive",
         "method",
+        "notes",
         "url",
         "version",
     )
@@ -67,6 +90,10 @@ class RequestReader:
         self.headers: list[tuple[bytes, bytes]] = []
         self.method = ""
         self.version = ""
+        self.keep_alive = False  # whether the client can go on using the connection
+        self.notes: dict[Any, Any] = {}
+        self._known: _Known | None = None
+        self._scope: dict[str, Any] | None = None  # of the heads that are alike
         self.next()
 
     def next(self) -> None:
@@ -75,6 +102,7 @@ class RequestReader:
         self.ended = False
         self.body_left = 0  # negative: chunked
         self._in_body = False
+        self._by_count = False  # the body goes past the parser, which has not seen the head
         self._seen: dict[bytes, bytes] = {}  # the headers that are special here
         self._uncounted = 0  # bytes of the head, or of a chunked body since its last data
         self._tail = b""  # where a CRLFCRLF may have begun
@@ -87,18 +115,19 @@ class RequestReader:
     def awaits_continue(self) -> bool:
         return self._seen.get(b"expect") == b"100-continue"
 
-    @property
-    def keep_alive(self) -> bool:
-        """Whether the client can go on using the connection. HTTP/1.0 never can: framed by closing."""
-        return self.version == "1.1" and bool(self._parser.should_keep_alive())
-
     def feed(self, data: bytes) -> int:
         """Read until the end of the request or of `data`; how many bytes were used.
 
         Raises GatewayError (invalid_request, headers_too_large, internal_error); useless after that.
         """
         at, size = 0, len(data)
+        known = self._known
+        if known is not None and not self.begun and data.startswith(known.before):
+            at = self._again(known, data)
         while at < size and not self.ended:
+            if self._by_count:
+                at = self._count(data, at)
+                continue
             stop = self._stop(data, at)
             excess = self._uncounted - self._size_limit
             if excess > 0 and not self._in_body:
@@ -107,14 +136,18 @@ class RequestReader:
             self._push(data if stop - at == size else memoryview(data)[at:stop])
             if self._uncounted > self._size_limit:  # body data would have set it back
                 raise GatewayError("headers_too_large", self._too_large())
+            if self._in_body and not at:
+                self._remember(data[:stop])
             at = stop
         return at
 
     def scope(self, ends: dict[str, Any]) -> dict[str, Any]:
         """The ASGI scope of this request; `ends` is what its connection adds."""
+        if self._scope is not None:
+            return {**self._scope, "headers": self.headers}
         raw_path, _, query = self.url.partition(b"?")
         path = raw_path.decode("ascii")
-        return {
+        self._scope = {
             "type": "http",
             "asgi": _ASGI,
             "http_version": self.version,
@@ -126,6 +159,7 @@ class RequestReader:
             "headers": self.headers,
             **ends,
         }
+        return self._scope.copy()
 
     # -- what the parser calls
 
@@ -133,6 +167,8 @@ class RequestReader:
         self.begun = True
         self.url = b""
         self.headers = []
+        self.notes = {}
+        self._known = self._scope = None
 
     def on_url(self, url: bytes) -> None:
         self.url += url
@@ -153,6 +189,8 @@ class RequestReader:
         self.version = self._parser.get_http_version()
         self.method = self._parser.get_method().decode()
         self._check()
+        # HTTP/1.0 never can: framed by closing.
+        self.keep_alive = self.version == "1.1" and bool(self._parser.should_keep_alive())
         seen = self._seen
         if b"transfer-encoding" in seen:
             self.body_left = _CHUNKED
@@ -172,7 +210,46 @@ class RequestReader:
             self.ended = True
             self._sink.on_request_end()
 
-    # -- helpers
+    # -- helpers: a head that is known
+
+    def _remember(self, head: bytes) -> None:
+        """Know this head again, if only its body's length can be another the next time."""
+        at = head.lower().find(_LENGTH) if self._seen.keys() <= _COUNTED else -1
+        start = at + len(_LENGTH)
+        end = head.find(b"\r", start)
+        digits = head[start:end].lstrip(b" ")
+        if at < 0 or not digits.isdigit() or len(head) + _MOST_DIGITS > self._size_limit:
+            return
+        place = next(n for n, (name, _) in enumerate(self.headers) if name == b"content-length")
+        self._known = _Known(head[: end - len(digits)], head[end:], self.headers, place)
+
+    def _again(self, known: _Known, data: bytes) -> int:
+        """Where the body begins, if `data` begins with the known head; else 0."""
+        start = len(known.before)
+        end = data.find(b"\r", start, start + _MOST_DIGITS)
+        digits = data[start:end]
+        if end < 0 or not digits.isdigit() or not data.startswith(known.after, end):
+            return 0
+        self.begun = self._in_body = True
+        self.body_left = int(digits)
+        self._by_count = True
+        self.headers = known.headers.copy()
+        self.headers[known.at] = (b"content-length", digits)
+        self._sink.on_request()
+        if not self.body_left:
+            self.on_message_complete()
+        return end + len(known.after)
+
+    def _count(self, data: bytes, at: int) -> int:
+        """Body bytes of a request whose head was known; where they end in `data`."""
+        stop = min(len(data), at + self.body_left)
+        self.body_left -= stop - at
+        self._sink.on_request_body(data[at:stop])
+        if not self.body_left:
+            self.on_message_complete()
+        return stop
+
+    # -- helpers: the parser
 
     def _stop(self, data: bytes, at: int) -> int:
         """Where the next piece for the parser has to end; also counts it."""

@@ -88,13 +88,12 @@ def own_request_id(headers: Iterable[Header]) -> str | None:
 
 
 def to_upstream(
-    headers: Iterable[Header], *, accept_encoding_identity: bool, request_id: bytes
+    headers: Iterable[Header], *, accept_encoding_identity: bool = False
 ) -> list[Header]:
-    """The client's headers as one attempt at a backend may carry them.
+    """The client's headers as a backend may see them. An id of the attempt is for the caller to add.
 
     `accept_encoding_identity`: generation paths, whose answers we look into; elsewhere the client's own wish stands,
-    or identity if it has none. `request_id` must be fresh for each attempt: engines key running requests by it.
-    Host, Authorization of the backend and Content-Length are added by the upstream client.
+    or identity if it has none. Host, Authorization of the backend and Content-Length are added by the upstream client.
     """
     out: list[Header] = []
     named: set[bytes] = set()
@@ -113,7 +112,6 @@ def to_upstream(
     out.append(
         (b"accept-encoding", b"identity" if accept_encoding_identity or not codings else codings)
     )
-    out.append((b"x-request-id", request_id))
     return out
 
 

@@ -7,7 +7,7 @@ A fast hash is right here because secrets are random with at least 160 bits: the
 there is nothing to slow down (a password would need a slow hash). Hashing first is also what makes the
 lookup constant-time where it matters: what is compared afterwards is a digest, which whoever tries secrets
 cannot steer byte by byte, so the time of a dict lookup tells nothing about how close a secret was. No
-cache of raw secrets is kept: a lookup takes about 2 µs, and memory then never holds a live secret.
+secret is kept for longer than the head of its connection, and nothing but digests is handed on.
 """
 
 from __future__ import annotations
@@ -71,23 +71,23 @@ class KeyRing:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_hash", {key.hash: key for key in self.keys})
 
-    def find(self, secrets: Sequence[str], clock: Callable[[], datetime]) -> Key | Refusal:
-        """The one valid key among the presented secrets. `clock` gives an aware time, where a key has an end.
+    def find(self, digests: Sequence[bytes], clock: Callable[[], datetime]) -> Key | Refusal:
+        """The one valid key among those presented, by their digests. `clock` gives an aware time, where a key has an end.
 
         1. Nothing presented: absent.
         2. One valid key, however often and whatever dummies are beside it: that key.
         3. Two different valid keys: refused, for nobody can say who pays.
         4. None valid: expired if one of them once was, else unknown.
         """
-        if not secrets:
+        if not digests:
             return Refusal.ABSENT
-        if len(secrets) == 1:  # nearly always
-            key = self._known(secrets[0])
+        if len(digests) == 1:  # nearly always
+            key = self._known(digests[0])
             if key is None:
                 return Refusal.UNKNOWN
             return key if key.expires is None or key.is_valid(clock()) else Refusal.EXPIRED
         now = clock()
-        known = [key for secret in secrets if (key := self._known(secret)) is not None]
+        known = [key for digest in digests if (key := self._known(digest)) is not None]
         valid = {key.name: key for key in known if key.is_valid(now)}
         if len(valid) == 1:
             return next(iter(valid.values()))
@@ -95,8 +95,7 @@ class KeyRing:
             return Refusal.AMBIGUOUS
         return Refusal.EXPIRED if known else Refusal.UNKNOWN
 
-    def _known(self, secret: str) -> Key | None:
-        digest = hash_of(secret)
+    def _known(self, digest: bytes) -> Key | None:
         key = self._by_hash.get(digest)
         return key if key is not None and compare_digest(key.hash, digest) else None
 
@@ -106,16 +105,17 @@ def hash_of(secret: str) -> bytes:
     return sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
-def presented(
-    headers: Iterable[tuple[bytes, bytes]], path_key: str | None = None
-) -> tuple[str, ...]:
+def digests_in(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, ...]:
+    """The digests of the secrets that `presented` finds in these headers."""
+    return tuple(map(hash_of, presented(headers)))
+
+
+def presented(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, ...]:
     """The secrets of a request, without repetition, in order. Header names are lower case, as in ASGI.
 
-    A key in the path wins: then headers are not looked at. An empty credential counts as absent (tools
-    send `Bearer ` when none is set), and so does an `Authorization` of another scheme.
+    An empty credential counts as absent (tools send `Bearer ` when none is set), and so does an `Authorization` of
+    another scheme.
     """
-    if path_key:
-        return (path_key,)
     found: list[str] = []
     for name, value in headers:
         if name in _CREDENTIALS:

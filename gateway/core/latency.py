@@ -12,9 +12,9 @@ and fully-mergeable quantile sketch with relative-error guarantees", VLDB 2019).
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 ERROR: Final = 0.025
@@ -46,14 +46,20 @@ class Window:
         self._slices: deque[tuple[int, dict[int, int]]] = deque()  # those before it
         self._totals = {window_s: [0] * _BUCKETS for window_s in WINDOWS_S}  # of those
 
-    def observe(self, now: float, *samples: float) -> None:
-        """Take samples of these lengths."""
+    def observe(self, now: float, seconds: float) -> None:
+        """Take one sample."""
+        if now >= self._until:
+            self._advance(int(now // SLICE_S))
+        bucket = bisect_left(_BOUNDS, seconds)
+        self._counts[bucket] = self._counts.get(bucket, 0) + 1
+
+    def observe_all(self, now: float, samples: Sequence[float]) -> None:
+        """Take samples in ascending order: for tens of them, in half of the time."""
         if now >= self._until:
             self._advance(int(now // SLICE_S))
         counts = self._counts
-        for seconds in samples:
-            bucket = bisect_left(_BOUNDS, seconds)
-            counts[bucket] = counts.get(bucket, 0) + 1
+        for bucket, count in tally(samples, _BOUNDS):
+            counts[bucket] = counts.get(bucket, 0) + count
 
     def counts(self, now: float, window_s: int) -> list[int]:
         """Samples by bucket in the window (one of WINDOWS_S) that ends now."""
@@ -89,6 +95,21 @@ class Window:
         oldest = number - int(max(WINDOWS_S) / SLICE_S)
         while self._slices and self._slices[0][0] <= oldest:
             self._slices.popleft()
+
+
+def tally(samples: Sequence[float], bounds: Sequence[float]) -> list[tuple[int, int]]:
+    """How many of these samples, in ascending order, are in which bucket; `bounds` are the highest values of buckets.
+
+    Searched for bucket by bucket, not sample by sample: many samples are in few buckets.
+    """
+    found: list[tuple[int, int]] = []
+    at, size = 0, len(samples)
+    while at < size:
+        bucket = bisect_left(bounds, samples[at])
+        past = bisect_right(samples, bounds[bucket], at) if bucket < len(bounds) else size
+        found.append((bucket, past - at))
+        at = past
+    return found
 
 
 def quantile(windows: Iterable[Window], now: float, q: float, window_s: int) -> float | None:

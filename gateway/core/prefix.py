@@ -12,7 +12,15 @@ from zlib import crc32
 from gateway.core.caches import Cache, Pool, Sequences
 from gateway.core.chain import BLOCK_BYTES, EMPTY, Chain, chain_of
 
-__all__ = ["BLOCK_BYTES", "EMPTY", "Chain", "PrefixIndex", "chain_of", "conversation_of"]
+__all__ = [
+    "BLOCK_BYTES",
+    "EMPTY",
+    "Chain",
+    "PrefixIndex",
+    "chain_of",
+    "conversation_of",
+    "session_in",
+]
 
 SESSION_HEADERS = frozenset(  # what agents call their conversations; X-Request-ID never does (clients.md, rule 10)
     {
@@ -77,10 +85,13 @@ class PrefixIndex:
         return cache.blocks if cache is not None else 0
 
 
+def session_in(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """What these headers call the conversation, if they do."""
+    return next((value for name, value in headers if name in SESSION_HEADERS), None)
+
+
 def conversation_of(
-    headers: Iterable[tuple[bytes, bytes]],
-    cache_key: str | None,
-    pieces: Sequence[bytes | memoryview],
+    session: bytes | None, cache_key: str | None, pieces: Sequence[bytes | memoryview]
 ) -> int:
     """A number for the conversation, the same in every gateway: the seed of the rendezvous hash.
 
@@ -88,9 +99,8 @@ def conversation_of(
     """
     if cache_key is not None:
         return crc32(cache_key.encode())
-    for name, value in headers:
-        if name in SESSION_HEADERS:
-            return crc32(value)
+    if session is not None:
+        return crc32(session)
     seed = 0
     for piece in pieces[:2]:
         seed = crc32(piece[: 4 * BLOCK_BYTES], seed)

@@ -74,6 +74,14 @@ class Tap:
         self.content_events += content
         return content
 
+    @property
+    def usual(self) -> tuple[bytes, bytes] | None:
+        """What stands before and after the text of an event with content, as the last ones were; see `stream_alike`.
+
+        Who meets one more of these may pass it by the tap. None while no event is known, or one has come in part.
+        """
+        return self._alike.shape if self._blocks.fresh else None
+
     def finish(self) -> int:
         """The stream ended cleanly: what came without a last blank line is looked at too."""
         content = int(self._block(self._blocks.rest))

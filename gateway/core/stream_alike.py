@@ -1,7 +1,7 @@
 """Events that differ in a piece of plain text only: once one is read, the next is known by its two ends.
 
-Law of this file: what is known again is, byte by byte, an event that was read in full, but for the text of one JSON
-string, which is not empty and holds nothing that could end the string, the line or the event.
+Law of this file: what is known again is, byte by byte, an event that was read in full, but for the text of
+one JSON string, which is not empty and holds nothing that could end the string, the line or the event.
 """
 
 from __future__ import annotations
@@ -10,26 +10,25 @@ import re
 from typing import Final
 
 TEXTS: Final = (b'"content":"', b'"reasoning_content":"', b'"reasoning":"', b'"text":"')
-_plain: Final = re.compile(rb'[^"\\\x00-\x1f]+').fullmatch
+is_plain: Final = re.compile(rb'[^"\\\x00-\x1f]+').fullmatch
 
 
 class Alike:
-    """The shape of one event of a stream. Owned by its Tap."""
+    """The shape of one event of a stream: its bytes before and after its text. Owned by its Tap."""
 
-    __slots__ = ("_after", "_before", "_start", "_tail")
+    __slots__ = ("_after", "_before", "shape")
 
     def __init__(self) -> None:
         self._before: bytes | tuple[()] = ()  # nothing begins with one of no alternatives
         self._after = b""
-        self._start = 0
-        self._tail = 0
+        self.shape: tuple[bytes, bytes] | None = None
 
     def knows(self, event: bytes) -> bool:
         """Is it the event that was learned, with another text?"""
         return (
             event.startswith(self._before)
             and event.endswith(self._after)
-            and _plain(event, self._start, len(event) - self._tail) is not None
+            and is_plain(event, len(self._before), len(event) - len(self._after)) is not None
         )
 
     def learn(self, event: bytes) -> None:
@@ -39,6 +38,5 @@ class Alike:
             if start >= len(key):
                 end = event.find(b'"', start)
                 if event.find(key, end) < 0 and b"\\" not in event[start:end]:
-                    self._before, self._after = event[:start], event[end:]
-                    self._start, self._tail = start, len(event) - end
+                    self.shape = self._before, self._after = event[:start], event[end:]
                 return

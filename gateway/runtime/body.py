@@ -30,14 +30,9 @@ class BodyLimit(msgspec.Struct, frozen=True):
         )
 
 
-def check_headers(headers: Headers, limit: BodyLimit) -> tuple[str, ...]:
-    """What can be refused unread: 413 by length, 415. Otherwise: the content codings of the body."""
-    encoded: list[bytes] = []
-    for name, value in headers:
-        if name == b"content-length" and value.isdigit() and int(value) > limit.size:
-            raise limit.error()
-        if name == b"content-encoding":
-            encoded.append(value)
+def codings_in(headers: Headers) -> tuple[str, ...]:
+    """The content codings of the body. Raises GatewayError (415)."""
+    encoded = [value for name, value in headers if name == b"content-encoding"]
     return codings_of(encoded) if encoded else ()
 
 

@@ -141,8 +141,9 @@ class Connection(asyncio.Protocol):
         if response is None:
             self.abort()
             return
-        if response.on_chunk is not None and response.pass_chunk(data, now := self.loop.time()):
-            self._alarm.put_off(now)
+        pass_chunk = response.on_chunk
+        if pass_chunk is not None and pass_chunk(data, now := self.loop.time()):
+            self._alarm.since = now
             return
         response.feed(data)
         if response.ended:

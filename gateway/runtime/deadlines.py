@@ -24,15 +24,16 @@ class Deadlines(msgspec.Struct, frozen=True):
 class Alarm:
     """Goes off when nobody put it off in time. Owns a loop timer, set late and seldom.
 
-    Putting it off, as every read does, only moves a number; the timer looks at it when it fires.
+    `since` is the loop's time from which it runs: to put it off, as every read does, is to move that number, and the
+    timer looks at it when it fires.
     """
 
-    __slots__ = ("_at", "_call", "_closed", "_loop", "_seconds", "_timer", "_timer_at")
+    __slots__ = ("_call", "_closed", "_loop", "_seconds", "_timer", "_timer_at", "since")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
         self._loop = loop
         self._call = call
-        self._at = math.inf
+        self.since = 0.0
         self._seconds = math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
@@ -44,17 +45,13 @@ class Alarm:
             self.off()
             return
         self._seconds = seconds
-        self._at = self._loop.time() + seconds
-        if self._at < self._timer_at:
+        self.since = now = self._loop.time()
+        if now + seconds < self._timer_at:
             self._start_timer()
-
-    def put_off(self, now: float) -> None:
-        """Run anew from now, if it runs, for as long as it was set."""
-        self._at = now + self._seconds
 
     def off(self) -> None:
         """Do not go off until it is set again."""
-        self._at = self._seconds = math.inf
+        self._seconds = math.inf
 
     def close(self) -> None:
         """Never go off again."""
@@ -64,8 +61,8 @@ class Alarm:
 
     def _start_timer(self) -> None:
         self._stop_timer()
-        self._timer_at = self._at
-        self._timer = self._loop.call_at(self._at, self._on_timer)
+        self._timer_at = self.since + self._seconds
+        self._timer = self._loop.call_at(self._timer_at, self._on_timer)
 
     def _stop_timer(self) -> None:
         self._timer_at = math.inf
@@ -76,10 +73,10 @@ class Alarm:
     def _on_timer(self) -> None:
         self._timer = None
         self._timer_at = math.inf
-        if self._at == math.inf:
+        if self._seconds == math.inf:
             return
-        if self._loop.time() < self._at:
+        if self._loop.time() < self.since + self._seconds:
             self._start_timer()
         else:
-            self._at = math.inf
+            self.off()
             self._call()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from secrets import token_hex
 from types import TracebackType
 
 from gateway.core.catalog import Pool
@@ -21,7 +20,7 @@ from gateway.core.request import ParsedRequest
 from gateway.runtime.answer import NACKS
 from gateway.runtime.backends import Backends
 from gateway.runtime.exchange import Exchange
-from gateway.runtime.forward import Outgoing, refusal
+from gateway.runtime.forward import Outgoing, attempt_id, refusal
 from gateway.runtime.observe import Record
 from gateway.runtime.upstream import Response, UpstreamError
 
@@ -92,11 +91,7 @@ class Errand:
     async def _ask(self, backend: str) -> Response:
         outgoing, exchange = self._outgoing, self._outgoing.exchange
         self._record.backend = backend
-        headers = to_upstream(
-            exchange.headers,
-            accept_encoding_identity=False,
-            request_id=b"sg-" + token_hex(12).encode(),
-        )
+        headers = [*exchange.of_head(to_upstream), attempt_id()]
         call = self._backends.upstream(backend).open(
             "GET" if exchange.method == "HEAD" else exchange.method,
             exchange.path,

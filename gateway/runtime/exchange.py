@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from random import getrandbits
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.types import Receive, Scope, Send
 
@@ -21,9 +21,10 @@ from gateway.core.errors import (
 from gateway.core.headers import own_request_id
 from gateway.core.keys import Key
 from gateway.core.routes import Route
-from gateway.runtime.body import BodyLimit, check_headers, decoded, receive_all
+from gateway.runtime.body import BodyLimit, codings_in, decoded, receive_all
 from gateway.runtime.disconnect import EXTENSION
 
+T = TypeVar("T")
 EVENT_STREAM = b"text/event-stream"
 NDJSON = b"application/x-ndjson"
 STREAM_HEADERS: Headers = [
@@ -38,6 +39,7 @@ class Exchange:
     __slots__ = (
         "_codings",
         "_edge",
+        "_notes",
         "_receive",
         "_send",
         "answered",
@@ -84,7 +86,8 @@ class Exchange:
         self.method: str = scope["method"]
         self.query: bytes = scope["query_string"]
         self.headers: Headers = scope["headers"]
-        self.request_id = own_request_id(self.headers) or _fresh_id()
+        self._notes: dict[Any, Any] = {} if self._edge is None else self._edge.notes
+        self.request_id = self.of_head(own_request_id) or _fresh_id()
         self.received_at = 0.0
         self._codings: tuple[str, ...] = ()  # of the request body
         self.started = False
@@ -102,9 +105,27 @@ class Exchange:
                 return value
         return None
 
+    def of_head(self, follows: Callable[[Headers], T]) -> T:
+        """What follows from the headers, but for content-length: worked out once while a connection's heads are alike."""
+        notes = self._notes
+        if follows in notes:
+            return notes[follows]  # type: ignore[no-any-return]
+        found = notes[follows] = follows(self.headers)
+        return found
+
     def check_body(self, limit: BodyLimit) -> None:
         """Refuse what its headers say is too large or not decodable. Raises GatewayError."""
-        self._codings = check_headers(self.headers, limit)
+        if self._declared > limit.size:
+            raise limit.error()
+        self._codings = self.of_head(codings_in)
+
+    @property
+    def _declared(self) -> int:
+        """Bytes that the body is going to have, as far as the client says."""
+        if self._edge is not None:
+            return self._edge.declared  # type: ignore[no-any-return]
+        length = self.header(b"content-length") or b""
+        return int(length) if length.isdigit() else 0
 
     async def body(self, limit: BodyLimit) -> bytes:
         """The whole request body, decoded; after `check_body`.
@@ -157,8 +178,8 @@ class Exchange:
         return not self._edge.write_paused
 
     @property
-    def put_chunk(self) -> Callable[[bytes, int], bool] | None:
-        """`put` for a chunk that is framed already: its data begins at that byte, and ends before its last CRLF."""
+    def put_chunk(self) -> Callable[[bytes], bool] | None:
+        """`put` for one whole chunk, as it is framed already."""
         return None if self._edge is None else self._edge.write_chunk
 
     async def caught_up(self) -> None:

@@ -6,15 +6,17 @@ A family holds no values. It is read at the scrape, on the loop's own thread, so
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from gateway.core.latency import tally
 
 PREFIX = "slotgate_"
 
 
 class Histogram:
-    """Counts by bucket. Cumulative only when told; `observe` is a bisect and two additions."""
+    """Counts by bucket. Cumulative only when told."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -23,10 +25,15 @@ class Histogram:
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def observe(self, *samples: float) -> None:
-        for seconds in samples:
-            self.counts[bisect_left(self.bounds, seconds)] += 1
-            self.total += seconds
+    def observe(self, sample: float) -> None:
+        self.counts[bisect_left(self.bounds, sample)] += 1
+        self.total += sample
+
+    def observe_all(self, samples: Sequence[float]) -> None:
+        """Take samples in ascending order."""
+        for bucket, count in tally(samples, self.bounds):
+            self.counts[bucket] += count
+        self.total += sum(samples)
 
     @property
     def count(self) -> int:

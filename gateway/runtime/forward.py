@@ -8,6 +8,7 @@ Law 7: a 503 or 429 is back-pressure, not a fault; broken connections and runs o
 
 from __future__ import annotations
 
+from functools import partial
 from random import getrandbits
 from types import TracebackType
 
@@ -31,6 +32,7 @@ from gateway.runtime.upstream import Call, Deadlines, Response, UpstreamError
 from gateway.runtime.upstream_error import TIMEOUTS
 
 FAULTS = (500, 502, 504)
+_for_text = partial(to_upstream, accept_encoding_identity=True)
 
 
 class Outgoing(msgspec.Struct, frozen=True, eq=False):
@@ -106,6 +108,8 @@ class Forward(msgspec.Struct, eq=False):
         elif isinstance(value, CacheFullError):
             self._backends.on_cache_full(self._place.backend)
             self._place.finished(served=False)
+        elif self._record.whole:
+            self._place.finished(served=True, used=self._record.used)
         elif value is not None and self._response is not None and self._response.ended:
             self._place.finished(served=False)  # whatever became of it here, the engine is done
         self._hang_up()
@@ -158,11 +162,8 @@ class Forward(msgspec.Struct, eq=False):
         backend, outgoing, exchange = place.backend, self._outgoing, self._outgoing.exchange
         self._record.placed(place)
         self._backends.touch(backend)
-        headers = to_upstream(
-            exchange.headers,
-            accept_encoding_identity=outgoing.route.makes_text,
-            request_id=b"sg-%024x" % getrandbits(96),  # unique is enough
-        )
+        known = exchange.of_head(_for_text if outgoing.route.makes_text else to_upstream)
+        headers = [*known, attempt_id()]
         return self._backends.upstream(backend).open(
             exchange.method,
             exchange.path,
@@ -182,6 +183,11 @@ class Forward(msgspec.Struct, eq=False):
         kind = fault.kind if isinstance(fault, UpstreamError) else "status_5xx"
         self._metrics.backend_errors[backend, kind] += 1
         self._backends.on_fault(backend, fault)
+
+
+def attempt_id() -> tuple[bytes, bytes]:
+    """The header that names one attempt, fresh for each: engines key running requests by it."""
+    return b"x-request-id", b"sg-%024x" % getrandbits(96)  # unique is enough
 
 
 def _with_retry_after(answer: Answer, place: Place) -> Answer:

@@ -22,7 +22,7 @@ _FRAMING: Final = frozenset({b"content-length", b"transfer-encoding"})
 HIGH_WATER: Final = 256 * 1024  # unread body bytes above which the connection stops reading
 
 
-TakeChunk: TypeAlias = Callable[[bytes, int, float], bool]
+TakeChunk: TypeAlias = Callable[[bytes, float], bool]
 
 
 class Response:
@@ -77,9 +77,8 @@ class Response:
         self.on_drained: Callable[[], None] | None = (
             None  # set while the connection waits for a reader
         )
-        self.on_chunk: TakeChunk | None = (
-            None  # set while a whole chunk may go past the parser, which stands between two
-        )
+        # Set while a whole chunk may go past the parser, which stands between two. False: the read is for `feed`.
+        self.on_chunk: TakeChunk | None = None
         self._loop = loop
         self._bodiless = bodiless  # the answer to HEAD
         self._framed = False  # by length or chunks; otherwise the body ends with the connection
@@ -122,10 +121,11 @@ class Response:
     async def pass_on(self, take: Callable[[bytes], bool], take_chunk: TakeChunk) -> None:
         """Give each read to `take` in the very turn in which it comes off the wire, until `take` says False.
 
-        A read that is one whole chunk goes to `take_chunk` instead, as it came, with where its data begins and the
-        loop's time: so an engine's event passes without being unpacked and packed again. Returns when one of them says False, and when
-        the body has ended or failed: the last bytes, and how it ended, are for `read`. To wake a task for each event
-        of a stream would cost as much as all else that is done for it.
+        A read that comes between two chunks is first offered to `take_chunk`, with the loop's time. If it is one whole
+        chunk, that may pass it on as it came and say True: so an engine's event is not unpacked and packed again.
+        Returns when `take` says False, after `stop_passing`, and when the body has ended or failed: the last bytes, and
+        how it ended, are for `read`. To wake a task for each event of a stream would cost as much as all else that is
+        done for it.
         """
         while self._pieces and not (self.ended or self.failed):
             if not take(self._take()):
@@ -137,7 +137,12 @@ class Response:
         try:
             await self._woken()
         finally:
-            self._stop_passing()
+            self._taker = self._chunk_taker = self.on_chunk = None
+
+    def stop_passing(self) -> None:
+        """End `pass_on`: what comes from now on is for `read`."""
+        self._taker = self._chunk_taker = self.on_chunk = None
+        self._wake()
 
     async def wait_for_head(self) -> None:
         """Returns when status and headers are known. Raises UpstreamError if they will never be."""
@@ -146,23 +151,6 @@ class Response:
             await self._woken()
 
     # What the connection calls.
-
-    def pass_chunk(self, data: bytes, now: float) -> bool:
-        """Is this read one whole chunk, and has it been passed on as such? Otherwise it is for `feed`.
-
-        Told by its size alone: what the chunk's first line says must be what came, in the form in which it is sent on.
-        """
-        end = data.find(b"\r\n", 1, 9)
-        size = len(data) - end - 4
-        if end < 0 or size <= 0 or data[:end] != b"%x" % size or data[-2:] != b"\r\n":
-            return False
-        take = self.on_chunk
-        if take is None:
-            return False
-        if not take(data, end + 2, now):
-            self._stop_passing()
-            self._wake()
-        return True
 
     def feed(self, data: bytes) -> None:
         """Take bytes off the wire. Never raises."""
@@ -184,8 +172,7 @@ class Response:
         if taker is None or self.ended or self.failed:
             self._wake()
         elif self._pieces and not taker(self._take()):
-            self._stop_passing()
-            self._wake()
+            self.stop_passing()
         elif self._between and data.endswith(
             b"\r\n"
         ):  # else a chunk has begun that is not told yet
@@ -266,9 +253,6 @@ class Response:
             self._end()
 
     # Below: private steps.
-
-    def _stop_passing(self) -> None:
-        self._taker = self._chunk_taker = self.on_chunk = None
 
     def _end(self) -> None:
         self.ended = True

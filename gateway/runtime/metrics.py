@@ -55,9 +55,10 @@ class Series:
         self.recent.ttft.observe(now, seconds)
 
     def gaps(self, now: float, gaps: list[float]) -> None:
-        """How long the events of the last second were in coming."""
-        self.itl.observe(*gaps)
-        self.recent.itl.observe(now, *gaps)
+        """How long the events of the last second were in coming; puts them in order."""
+        gaps.sort()
+        self.itl.observe_all(gaps)
+        self.recent.itl.observe_all(now, gaps)
 
 
 class Metrics:

@@ -53,6 +53,7 @@ class Record:
         "ttft_s",
         "usage",
         "used",
+        "whole",
     )
 
     def __init__(self, exchange: Exchange, metrics: Metrics, log: Log) -> None:
@@ -77,6 +78,7 @@ class Record:
         self.events = 0
         self.usage: Usage | None = None
         self.used: Used | None = None  # the same, for who learns from it
+        self.whole = False  # its client left, with all of the answer
         self._place: Place | None = None
         self._decision: Decision | None = None
         exchange.describe = self.headers
@@ -147,6 +149,10 @@ class Record:
                 usage.prompt_tokens, usage.cached_tokens, usage.generated_tokens, prefill_s
             )
 
+    def left_with_all(self) -> None:
+        """Its client has left after the last event: that is no answer in vain."""
+        self.whole = True
+
     def __exit__(
         self,
         _kind: type[BaseException] | None,
@@ -168,7 +174,7 @@ class Record:
             self._status = status_of(error, self.exchange.family)
             return error.situation.outcome
         if isinstance(error, ClientGone | asyncio.CancelledError):
-            return Outcome.CLIENT_GONE
+            return Outcome.SERVED if self.whole else Outcome.CLIENT_GONE
         if error is not None:
             self.error = "internal_error"
             return Outcome.UPSTREAM_FAILED

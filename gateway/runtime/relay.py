@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from gateway.core.body_tap import BodyTap
 from gateway.core.errors import GatewayError, Headers
-from gateway.core.figures import Usage
 from gateway.core.headers import to_downstream
 from gateway.core.overflow import CACHE_FULL, CacheFullError
 from gateway.core.routes import Route
@@ -23,18 +22,12 @@ from gateway.runtime.exchange import EVENT_STREAM, NDJSON, STREAM_HEADERS, Excha
 from gateway.runtime.forward import refusal
 from gateway.runtime.keepalive_refusal import refusal_event
 from gateway.runtime.upstream import Response, UpstreamError
+from gateway.runtime.watch import Meter, Watch
 
 # A length that an engine gives to a stream leaves no room for the error event that may have to follow.
 NOT_ON_STREAMS = frozenset([b"content-length", *(name for name, _ in STREAM_HEADERS)])
 MOST_REFUSAL = 65_536  # bytes of an engine's refusal that are read when it must become an event
 BROKE = "The backend broke off in the middle of its answer."
-
-
-class Meter(Protocol):
-    """Who is told what passes. Called once per read that carries content."""
-
-    def content(self, now: float, events: int) -> None: ...
-    def told(self, usage: Usage | None, prefill_s: float | None = None) -> None: ...
 
 
 async def relay(response: Answer, exchange: Exchange, route: Route, meter: Meter) -> None:
@@ -70,18 +63,15 @@ async def _stream(
     headers = [pair for pair in headers if pair[0] not in NOT_ON_STREAMS] + STREAM_HEADERS
     await exchange.start(response.status, headers)
     clock = asyncio.get_running_loop().time
-    tap = Tap(wire)
-    told = b""  # the read in which the engine reported an error
-
-    def look(data: bytes, now: float) -> None:
-        nonlocal told
-        if events := tap.feed(data):
-            meter.content(now, events)
-        elif tap.saw_error:
-            told = told or data
-
+    watch = Watch(Tap(wire), meter)
+    tap = watch.tap
     try:
-        last = await _pass(response, exchange, look, clock)
+        last = await _pass(response, exchange, watch, clock)
+    except asyncio.CancelledError:
+        if tap.complete:  # Codex and others close at the last event, before the body has ended
+            meter.told(tap.usage)
+            meter.left_with_all()
+        raise
     except UpstreamError as error:
         if error.kind == "first_byte_timeout":  # only its head came: too slow, and not broken off
             raise refusal(error) from error
@@ -90,41 +80,36 @@ async def _stream(
     if events := tap.finish():
         meter.content(clock(), events)
     meter.told(tap.usage)
-    await _end(exchange, tap, last, judged=wire is not Wire.JSON, told=told)
+    await _end(exchange, tap, last, judged=wire is not Wire.JSON, told=watch.told)
 
 
-Look: TypeAlias = Callable[[bytes, float], None]
 Clock: TypeAlias = Callable[[], float]  # the loop's, in seconds
 
 
-async def _pass(response: Answer, exchange: Exchange, look: Look, clock: Clock) -> bytes:
+async def _pass(response: Answer, exchange: Exchange, watch: Watch, clock: Clock) -> bytes:
     """Every read to the client, looked at on its way, but for the last one, which is handed back."""
     while True:
         if isinstance(response, Response):
-            await _pass_at_once(response, exchange, look, clock)
+            await _pass_at_once(response, exchange, watch, clock)
         data = await response.read()
         if data:
-            look(data, clock())
+            watch.look(data, clock())
         if response.complete:
             return data
         await exchange.write(data)
 
 
-async def _pass_at_once(response: Response, exchange: Exchange, look: Look, clock: Clock) -> None:
+async def _pass_at_once(response: Response, exchange: Exchange, watch: Watch, clock: Clock) -> None:
     """Each read in the turn in which it comes, until the client is behind or the body is about to end."""
     put_chunk = exchange.put_chunk
     if put_chunk is None:
         return
 
     def take(data: bytes) -> bool:
-        look(data, clock())
+        watch.look(data, clock())
         return exchange.put(data)
 
-    def take_chunk(chunk: bytes, at: int, now: float) -> bool:
-        look(chunk[at:-2], now)
-        return put_chunk(chunk, at)
-
-    await response.pass_on(take, take_chunk)
+    await response.pass_on(take, watch.chunk_taker(put_chunk, response.stop_passing))
     await exchange.caught_up()
 
 

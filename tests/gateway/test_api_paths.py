@@ -188,6 +188,10 @@ async def test_a_named_page_may_ask_and_read_answers_refusals_and_streams() -> N
             assert answer.header("access-control-allow-origin") == UI
             exposed = answer.header("access-control-expose-headers") or ""
             assert {"x-request-id", "request-id", "retry-after"} <= set(exposed.split(", "))
+        many = origin | {f"X-{n}": "" for n in range(300)}
+        at_the_edge = await ask(slotgate, "POST", CHAT, many, body_for(CHAT))
+        assert at_the_edge.status == 431
+        assert at_the_edge.header("access-control-allow-origin") == UI
         other = await ask(slotgate, "GET", "/v1/models", {"Origin": "https://evil.example"} | key)
         assert other.status == 200
         assert other.header("access-control-allow-origin") is None

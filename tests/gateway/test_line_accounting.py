@@ -14,7 +14,7 @@ from tests.fakes.engine import FakeEngine
 from tests.fakes.gateway import Running, running_gateway
 from tests.fakes.raw_client import HangupError, RawClient
 from tests.fakes.running import eventually, in_loop
-from tests.fakes.scripts import HANG, RST, chat_stream, drop, hang, respond
+from tests.fakes.scripts import HANG, RST, chat_stream, drop, events_of, hang, respond
 from tests.gateway.line_talk import GENERATING, STREAMING, asking
 
 ROUNDS = 5  # of each cell; with two permits, one that is lost twice refuses the third
@@ -28,6 +28,13 @@ async def _to_its_end(client: RawClient, _: FakeEngine) -> None:
 async def _leave_in_silence(client: RawClient, engine: FakeEngine) -> None:
     await engine.until(lambda: engine.inside)
     client.rst()
+
+
+async def _leave_with_all(client: RawClient, engine: FakeEngine) -> None:
+    """As Codex does: it closes at the last event, and does not wait for the end of the body."""
+    await client.head()
+    await client.until(events_of(engine.requests[-1].path, 2)[-1].rstrip())
+    client.fin()
 
 
 async def _leave_in_the_stream(client: RawClient, _: FakeEngine) -> None:
@@ -67,6 +74,9 @@ ENDINGS = {
         stream=True,
     ),
 }
+ENDINGS["a client that leaves with the last event"] = Ending(
+    "served", lambda path: chat_stream(2, path=path, then=HANG), _leave_with_all, stream=True
+)
 CELLS = [
     (path, name)
     for path in GENERATING

@@ -246,6 +246,7 @@ class _Edge:
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
+        self.notes: dict[Any, Any] = {}
 
     def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         assert dict(headers)[b"content-type"] == b"text/event-stream"

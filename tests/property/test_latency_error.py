@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.latency import ERROR, SLICE_S, WINDOWS_S, Window, quantile
+from gateway.runtime.families import Histogram
 
 percent = st.integers(1, 100)
 sample = st.tuples(
@@ -28,7 +29,7 @@ def test_quantiles_are_within_the_error_of_the_exact_ones(
     now = 0.0
     for model, gap, seconds, count in samples:
         now += gap
-        windows[model].observe(now, *[seconds] * count)
+        windows[model].observe_all(now, [seconds] * count)
         taken += [(model, now, seconds)] * count
     now += wait
     for window_s in WINDOWS_S:
@@ -42,3 +43,17 @@ def test_quantiles_are_within_the_error_of_the_exact_ones(
                 continue
             exact = values[-(-percent * len(values) // 100) - 1]
             assert found == pytest.approx(exact, rel=ERROR + 1e-9)
+
+
+@given(st.lists(st.one_of(st.sampled_from([0.0, 1.0, 2.0, 2.5, 5.0]), st.floats(0, 10))))
+def test_samples_taken_together_count_as_if_taken_one_by_one(samples: list[float]) -> None:
+    together, single = Histogram((1.0, 2.5, 5.0)), Histogram((1.0, 2.5, 5.0))
+    windows = Window(), Window()
+    together.observe_all(sorted(samples))
+    windows[0].observe_all(3.0, sorted(samples))
+    for one in samples:
+        single.observe(one)
+        windows[1].observe(3.0, one)
+    assert together.counts == single.counts
+    assert together.total == pytest.approx(single.total)
+    assert windows[0].counts(3.0, 60) == windows[1].counts(3.0, 60)

@@ -7,7 +7,11 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.core.figures import Usage
+from gateway.core.sse import Tap
+from gateway.core.wire import Wire
 from gateway.runtime.http1 import Response
+from gateway.runtime.watch import Watch
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -63,6 +67,21 @@ def test_every_byte_of_the_body_comes_once_and_in_order(
     assert asyncio.run(passed(split, behind_at)) == body
 
 
+class Counts:
+    """A meter that only counts."""
+
+    events = 0
+
+    def content(self, _now: float, events: int) -> None:
+        self.events += events
+
+    def told(self, usage: Usage | None, prefill_s: float | None = None) -> None:
+        pass
+
+    def left_with_all(self) -> None:
+        pass
+
+
 async def passed(split: list[bytes], behind_at: int) -> bytes:
     """What a relay would send on, whose client is behind at one of the reads."""
     response = Response(asyncio.get_running_loop(), bodiless=False, replayed=False)
@@ -72,22 +91,25 @@ async def passed(split: list[bytes], behind_at: int) -> bytes:
         got.append(data)
         return len(got) != behind_at
 
-    def keep_chunk(data: bytes, at: int, _now: float) -> bool:
+    def keep_chunk(data: bytes) -> bool:
+        at = data.index(b"\r\n") + 2
         assert data == b"%x\r\n%b\r\n" % (len(data[at:-2]), data[at:-2]), (
             "as it would be framed here"
         )
         return keep(data[at:-2])
 
     async def relayed() -> None:
+        watch = Watch(Tap(Wire.CHAT), Counts())
+        take_chunk = watch.chunk_taker(keep_chunk, response.stop_passing)
         while not response.complete:
-            await response.pass_on(keep, keep_chunk)
+            await response.pass_on(keep, take_chunk)
             got.append(await response.read())
 
     response.feed(HEAD)
     relaying = asyncio.ensure_future(relayed())
     for data in split:
         await asyncio.sleep(0)
-        if not (response.on_chunk is not None and response.pass_chunk(data, 0.0)):
+        if not (response.on_chunk is not None and response.on_chunk(data, 0.0)):
             response.feed(data)
     await relaying
     assert response.ended
@@ -100,7 +122,7 @@ def test_a_chunk_is_passed_as_it_came_only_between_two_chunks() -> None:
         response = Response(asyncio.get_running_loop(), bodiless=False, replayed=False)
         response.feed(HEAD)
         passing = asyncio.ensure_future(
-            response.pass_on(lambda _data: True, lambda _data, _at, _now: True)
+            response.pass_on(lambda _data: True, lambda _data, _now: True)
         )
         await asyncio.sleep(0)
         told = []

@@ -73,7 +73,7 @@ def test_every_setting_of_a_key_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]\n", "# none yet\n", "---\n"])
 def test_a_file_without_a_key_is_right_and_closes_the_gateway(tmp_path: Path, text: str) -> None:
     store = KeyStore(write(tmp_path / "keys.yaml", text))
-    assert store.ring.find(("sk-alice",), lambda: NOW) is Refusal.UNKNOWN
+    assert store.ring.find((hash_of("sk-alice"),), lambda: NOW) is Refusal.UNKNOWN
 
 
 def test_a_missing_file_closes_the_gateway(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_what_is_out_of_range_counts_as_its_edge(seconds: float, told: float) ->
 
 def test_a_read_of_several_events_counts_as_several_gaps() -> None:
     window = Window()
-    window.observe(0.0, *[0.1] * 19)
+    window.observe_all(0.0, [0.1] * 19)
     window.observe(0.0, 5.0)
     assert quantile((window,), 0.0, 0.95, 60) == pytest.approx(0.1, rel=ERROR)
     assert quantile((window,), 0.0, 0.96, 60) == pytest.approx(5.0, rel=ERROR)

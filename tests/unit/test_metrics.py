@@ -200,7 +200,7 @@ def test_only_503s_of_our_own_are_shed() -> None:
 def test_histograms_add_up() -> None:
     one, other = Histogram((1.0, 2.0)), Histogram((1.0, 2.0))
     one.observe(0.5)
-    other.observe(1.5, 1.5)
+    other.observe_all([1.5, 1.5])
     one.add(other)
     assert one.buckets() == [("1.0", 1.0), ("2.0", 3.0), ("+Inf", 3.0)]
     assert one.total == 3.5

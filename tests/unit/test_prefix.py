@@ -6,7 +6,7 @@ import pytest
 
 from gateway.core.caches import MOST_BLOCKS, RAM_BYTES, Pool, Sequences
 from gateway.core.chain import BLOCK_BYTES, EMPTY, MAX_BLOCKS, Chain, chain_of, deepest
-from gateway.core.prefix import PrefixIndex, conversation_of
+from gateway.core.prefix import PrefixIndex, conversation_of, session_in
 
 
 def prompt(*names: str, blocks: int = 4) -> Chain:
@@ -243,12 +243,14 @@ def test_no_prompt_matches_nothing() -> None:
 
 def test_a_conversation_has_one_number_by_its_name_or_by_how_it_begins() -> None:
     named = [(b"session-id", b"s1")]
-    assert conversation_of(named, None, [b"x"]) == conversation_of(named, None, [b"y"])
-    assert conversation_of([], "key", [b"x"]) == conversation_of([], "key", [b"y"])
+    assert conversation_of(session_in(named), None, [b"x"]) == conversation_of(
+        session_in(named), None, [b"y"]
+    )
+    assert conversation_of(None, "key", [b"x"]) == conversation_of(None, "key", [b"y"])
     first, later = [b"system", b"hello"], [b"system", b"hello", b"answer", b"more"]
-    assert conversation_of([], None, first) == conversation_of([], None, later)
+    assert conversation_of(None, None, first) == conversation_of(None, None, later)
 
 
 def test_a_request_id_never_names_a_conversation() -> None:
-    a = conversation_of([(b"x-request-id", b"1")], None, [b"hello"])
-    assert a == conversation_of([(b"x-request-id", b"2")], None, [b"hello"])
+    a = conversation_of(session_in([(b"x-request-id", b"1")]), None, [b"hello"])
+    assert a == conversation_of(session_in([(b"x-request-id", b"2")]), None, [b"hello"])
