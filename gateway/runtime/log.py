@@ -25,6 +25,31 @@ MAX_PENDING = 10_000  # lines
 GATHER_S = 0.05  # lines that come within it leave in one write
 
 
+class RequestLine(msgspec.Struct, omit_defaults=True, gc=False, tag_field="event", tag="request"):
+    """The line of one request, in the order of its fields; what is None is left out. No prompt, no key, no query.
+
+    A struct, because one is written for each request: a dict took four times as long.
+    """
+
+    request_id: str
+    key: str
+    client: str | None = None
+    method: str = ""
+    path: str = ""
+    model: str = ""
+    backend: str | None = None
+    outcome: str | None = None
+    status: int | None = None
+    queue_ms: float | None = None
+    ttft_ms: float | None = None
+    ms: float | None = None
+    affinity: str | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    generated_tokens: int | None = None
+    error: str | None = None
+
+
 class LineLog:
     """Owner of the log stream. `log` may be called on the loop; `close` flushes."""
 
@@ -49,15 +74,15 @@ class LineLog:
         console = form == "console" or (form == "auto" and self._stream.isatty())
         self._write_line = self._console if console else self._json
 
-    def request(self, fields: Mapping[str, object]) -> None:
+    def request(self, line: RequestLine) -> None:
         """The line of one request."""
-        self.log("info", fields)
+        self.log("info", line)
 
     def event(self, level: str, event: str, **fields: object) -> None:
         """Something happened that is no request."""
         self.log(level, {"event": event, **fields})
 
-    def log(self, level: str, fields: Mapping[str, object]) -> None:
+    def log(self, level: str, fields: Mapping[str, object] | RequestLine) -> None:
         if LEVELS[level] < self._least:
             return
         if len(self._lines) >= MAX_PENDING:
@@ -101,16 +126,19 @@ class LineLog:
         except (OSError, ValueError):  # a full disk, a closed pipe: the gateway goes on
             self.dropped += len(lines)
 
-    def _json(self, level: str, fields: Mapping[str, object]) -> str:
+    def _json(self, level: str, fields: Mapping[str, object] | RequestLine) -> str:
         second, rest = divmod(time_ns(), 1_000_000_000)
         if second != self._second:
             self._second = second
             self._stamp = f"{datetime.fromtimestamp(second, UTC):%Y-%m-%dT%H:%M:%S}"
-        stamp = f"{self._stamp}.{rest // 1_000_000:03}+00:00"
-        known = {name: value for name, value in fields.items() if value is not None}
-        return self._encode({"time": stamp, "level": level, **known}).decode() + "\n"
+        head = f'{{"time":"{self._stamp}.{rest // 1_000_000:03}+00:00","level":"{level}",'
+        if not isinstance(fields, RequestLine):
+            fields = {name: value for name, value in fields.items() if value is not None}
+        return f"{head}{self._encode(fields)[1:].decode()}\n"
 
-    def _console(self, level: str, fields: Mapping[str, object]) -> str:
+    def _console(self, level: str, fields: Mapping[str, object] | RequestLine) -> str:
+        if isinstance(fields, RequestLine):
+            fields = {"event": "request", **msgspec.structs.asdict(fields)}
         stamp = datetime.now().astimezone().strftime("%H:%M:%S.%f")[:-3]
         shown = " ".join(
             f"{name}={_plain(value)}"

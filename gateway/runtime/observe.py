@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
@@ -16,9 +16,10 @@ from gateway.runtime.decisions import Attempt, Decision
 from gateway.runtime.disconnect import ClientGone
 from gateway.runtime.dispatcher import Place
 from gateway.runtime.exchange import Exchange
+from gateway.runtime.log import RequestLine
 from gateway.runtime.metrics import Metrics, Series
 
-Log = Callable[[Mapping[str, object]], None]
+Log = Callable[[RequestLine], None]
 _KEY: Final = re.compile(r"sk-[\w-]*")
 TELL_EVERY_S: Final = (
     1.0  # the gaps between events: counting each as it comes took a tenth of an event's cost
@@ -224,31 +225,28 @@ class Record:
             decision.prompt_tokens = self.usage.prompt_tokens
             decision.cached_tokens = self.usage.cached_tokens
 
-    def _line(self) -> dict[str, object]:
-        """The request in one line: no prompt, no key, no query."""
+    def _line(self) -> RequestLine:
+        """The request in one line."""
         exchange, usage = self.exchange, self.usage
-        line: dict[str, object] = {
-            "event": "request",
-            "request_id": exchange.request_id,
-            "key": self.key,
-            "client": exchange.client or None,
-            "method": exchange.method,
-            "path": exchange.path if exchange.route is not None else _shown(exchange.path),
-            "model": self.model,
-            "backend": self.backend,
-            "outcome": self.outcome,
-            "status": exchange.status or self._status or None,
-            "queue_ms": _ms(self.queued_s),
-            "ttft_ms": _ms(self.ttft_s),
-            "ms": _ms(self._clock() - self._since),
-            "affinity": self.affinity,
-            "prompt_tokens": usage.prompt_tokens if usage else None,
-            "cached_tokens": usage.cached_tokens if usage else None,
-            "generated_tokens": usage.generated_tokens if usage else self.events or None,
-        }
-        if self.error is not None:
-            line["error"] = self.error
-        return line
+        return RequestLine(
+            exchange.request_id,
+            self.key,
+            exchange.client or None,
+            exchange.method,
+            exchange.path if exchange.route is not None else _shown(exchange.path),
+            self.model,
+            self.backend,
+            self.outcome,
+            exchange.status or self._status or None,
+            _ms(self.queued_s),
+            _ms(self.ttft_s),
+            _ms(self._clock() - self._since),
+            self.affinity,
+            usage.prompt_tokens if usage else None,
+            usage.cached_tokens if usage else None,
+            usage.generated_tokens if usage else self.events or None,
+            self.error,
+        )
 
 
 def _shown(path: str) -> str:

@@ -8,21 +8,23 @@ import threading
 import time
 
 import pytest
+from msgspec.structs import replace
 
 from gateway.runtime import log as module
-from gateway.runtime.log import LineLog
+from gateway.runtime.log import LineLog, RequestLine
 from tests.fakes.running import slack
 
-REQUEST = {
-    "event": "request",
-    "request_id": "req-1",
-    "key": "alice",
-    "model": "m",
-    "backend": None,
-    "outcome": "queue_full",
-    "status": 503,
-    "queue_ms": 0.4,
-}
+REQUEST = RequestLine(
+    request_id="req-1",
+    key="alice",
+    client=None,
+    method="POST",
+    path="/v1/chat/completions",
+    model="m",
+    outcome="queue_full",
+    status=503,
+    queue_ms=0.4,
+)
 
 
 class Terminal(io.StringIO):
@@ -47,7 +49,7 @@ class Broken(io.StringIO):
         raise OSError(28, "No space left on device")
 
 
-def written(stream: io.StringIO, *lines: dict[str, object], form: str = "json") -> list[str]:
+def written(stream: io.StringIO, *lines: RequestLine, form: str = "json") -> list[str]:
     log = LineLog("info", form, stream)
     for line in lines:
         log.request(line)
@@ -60,7 +62,18 @@ def test_a_request_is_one_json_object_without_what_has_no_value() -> None:
     document = json.loads(line)
     assert document.pop("time").endswith("+00:00")
     assert document.pop("level") == "info"
-    assert document == {name: value for name, value in REQUEST.items() if value is not None}
+    assert document == {
+        "event": "request",
+        "request_id": "req-1",
+        "key": "alice",
+        "method": "POST",
+        "path": "/v1/chat/completions",
+        "model": "m",
+        "outcome": "queue_full",
+        "status": 503,
+        "queue_ms": 0.4,
+    }
+    assert list(document)[:2] == ["event", "request_id"]
 
 
 def test_a_terminal_gets_a_line_for_people_and_anything_else_json() -> None:
@@ -79,7 +92,7 @@ def test_nothing_that_a_client_sends_begins_a_line_or_steers_a_terminal(
     form: str, odd: str
 ) -> None:
     text = io.StringIO()
-    written(text, REQUEST | {"request_id": odd}, form=form)
+    written(text, replace(REQUEST, request_id=odd), form=form)
     assert text.getvalue().count("\n") == 1
     assert "\x1b" not in text.getvalue()
     if form == "json":
