@@ -16,16 +16,13 @@ from typing import Any, Final, NoReturn, Protocol
 from urllib.parse import unquote, urlsplit
 
 import httptools
-import msgspec
 
+from gateway.api.known_head import COUNTED, MOST_DIGITS, KnownHead, known_head
 from gateway.core.errors import GatewayError
 
 _END: Final = b"\r\n\r\n"
 _CHUNKED: Final = -1
 _SPECIAL: Final = frozenset({b"content-length", b"transfer-encoding", b"expect", b"host"})
-_COUNTED: Final = frozenset({b"content-length", b"host"})
-_LENGTH: Final = b"\r\ncontent-length:"
-_MOST_DIGITS: Final = 12  # of a content-length in a head that is known again
 _ASGI: Final = {"version": "3.0", "spec_version": "2.3"}
 _log = logging.getLogger("slotgate.edge")
 
@@ -36,15 +33,6 @@ class Sink(Protocol):
     def on_request(self) -> None: ...
     def on_request_body(self, data: bytes) -> None: ...
     def on_request_end(self) -> None: ...
-
-
-class _Known(msgspec.Struct, frozen=True, gc=False):
-    """The last head that was read: what stands before and after the digits of its content-length, and what it said."""
-
-    before: bytes
-    after: bytes  # to the end of the head
-    headers: list[tuple[bytes, bytes]]
-    at: int  # which of them is the content-length
 
 
 class RequestReader:
@@ -92,7 +80,7 @@ class RequestReader:
         self.version = ""
         self.keep_alive = False  # whether the client can go on using the connection
         self.notes: dict[Any, Any] = {}
-        self._known: _Known | None = None
+        self._known: KnownHead | None = None
         self._scope: dict[str, Any] | None = None  # of the heads that are alike
         self.next()
 
@@ -136,8 +124,8 @@ class RequestReader:
             self._push(data if stop - at == size else memoryview(data)[at:stop])
             if self._uncounted > self._size_limit:  # body data would have set it back
                 raise GatewayError("headers_too_large", self._too_large())
-            if self._in_body and not at:
-                self._remember(data[:stop])
+            if self._in_body and not at and self._seen.keys() <= COUNTED:
+                self._known = known_head(data[:stop], self.headers, self._size_limit)
             at = stop
         return at
 
@@ -212,21 +200,10 @@ class RequestReader:
 
     # -- helpers: a head that is known
 
-    def _remember(self, head: bytes) -> None:
-        """Know this head again, if only its body's length can be another the next time."""
-        at = head.lower().find(_LENGTH) if self._seen.keys() <= _COUNTED else -1
-        start = at + len(_LENGTH)
-        end = head.find(b"\r", start)
-        digits = head[start:end].lstrip(b" ")
-        if at < 0 or not digits.isdigit() or len(head) + _MOST_DIGITS > self._size_limit:
-            return
-        place = next(n for n, (name, _) in enumerate(self.headers) if name == b"content-length")
-        self._known = _Known(head[: end - len(digits)], head[end:], self.headers, place)
-
-    def _again(self, known: _Known, data: bytes) -> int:
+    def _again(self, known: KnownHead, data: bytes) -> int:
         """Where the body begins, if `data` begins with the known head; else 0."""
         start = len(known.before)
-        end = data.find(b"\r", start, start + _MOST_DIGITS)
+        end = data.find(b"\r", start, start + MOST_DIGITS)
         digits = data[start:end]
         if end < 0 or not digits.isdigit() or not data.startswith(known.after, end):
             return 0
@@ -234,7 +211,7 @@ class RequestReader:
         self.body_left = int(digits)
         self._by_count = True
         self.headers = known.headers.copy()
-        self.headers[known.at] = (b"content-length", digits)
+        self.headers[known.place] = (b"content-length", digits)
         self._sink.on_request()
         if not self.body_left:
             self.on_message_complete()
