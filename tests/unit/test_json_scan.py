@@ -85,8 +85,8 @@ def test_names_are_the_bodys_own_where_only_lenient_parsers_accept_it() -> None:
 
 def test_at_every_depth_a_body_is_either_read_or_refused() -> None:
     read = 0
-    for depth in range(800, 1100):
+    for depth in (*range(800, 1100), 100_000):  # about the limit of CPython 3.11, and above any
         body = b'{"model":"m","messages":[%b%b]}' % (b"[" * depth, b"]" * depth)
         with contextlib.suppress(GatewayError):
             read += parse(body, Wire.CHAT).model == "m"
-    assert read < 300
+    assert read < 301
