@@ -134,7 +134,7 @@ class Gateway:
             tls=config.listen.tls,
             on_refused=self._refused_at_the_edge,
         )
-        self._library_log = self.log.take_over("slotgate")
+        self._library_log: Callable[[], None] = lambda: None  # how to stop taking it over
 
     @classmethod
     @asynccontextmanager
@@ -158,6 +158,7 @@ class Gateway:
         for setting in self.config.unused(EFFECTIVE):
             self.log.event("warning", "config", setting=setting, note="has no effect yet")
         await self.server.start()
+        self._library_log = self.log.take_over("slotgate")
         if self.cluster is not None:
             await self.cluster.start(FIRST_ANSWER_S)
             self._ask_for_shared_keys(self.cluster)
