@@ -92,3 +92,20 @@ async def test_a_conversations_name_in_the_head_goes_where_its_head_goes() -> No
                 answer = await client.response()
                 assert answer.header("x-request-id") == f"r{number}"
                 assert engine.requests[-1].headers["x-session-id"] == f"s{number}"
+
+
+@in_loop
+async def test_a_body_above_the_limit_is_refused_behind_a_known_head_and_the_connection_lives() -> (
+    None
+):
+    async with (
+        FakeEngine() as engine,
+        running_gateway(engine, keys=["alice"], limits={"body_mib": 1}) as slotgate,
+        await RawClient.connect(slotgate.port) as client,
+    ):
+        small = json.dumps(body_for(CHAT)).encode()
+        large = json.dumps(body_for(CHAT, user="x" * (2 << 20))).encode()
+        for body, status in ((small, 200), (large, 413), (small, 200), (large, 413), (small, 200)):
+            await client.request("POST", CHAT, slotgate.header(), body)
+            assert (await client.response()).status == status
+        assert [one.body for one in engine.requests] == [small] * 3
