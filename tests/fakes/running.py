@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
+import anyio._backends._asyncio  # noqa: F401  (0.1 s of the first request's loop, if a client imports it there)
 import uvloop
 
 T = TypeVar("T")

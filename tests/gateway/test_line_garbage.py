@@ -22,7 +22,6 @@ def left() -> Iterator[Callable[[], int]]:
     gc.disable()
     gc.freeze()  # what other tests hold is not looked at: late in a long run that would hold the loop
     yield _exchanges
-    gc.unfreeze()
     gc.enable()
 
 
