@@ -14,6 +14,7 @@ import io
 import json
 import logging
 import secrets
+import ssl
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ from tests.fakes.engine import FakeEngine
 from tests.fakes.running import eventually
 
 ADMIN = "admin"  # the name of the key that may read metrics
+
+TRUST = ssl.create_default_context()  # to make one takes up to 0.1 s of whatever loop is running
 
 
 @dataclass(slots=True)
@@ -117,7 +120,9 @@ async def running_gateway(
         async with (
             invariants.loop_is_never_blocked(lag_limit_s if check else 60) as lag,
             Gateway.serving(configfile.load(file)) as gateway,
-            httpx2.AsyncClient(base_url=gateway.base_url, trust_env=False, timeout=None) as client,
+            httpx2.AsyncClient(
+                base_url=gateway.base_url, trust_env=False, timeout=None, verify=TRUST
+            ) as client,
         ):
             names = [section["name"] for section in sections]
             running = Running(gateway, engines, secret_of, client, names, log, lag)
