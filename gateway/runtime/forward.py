@@ -108,8 +108,6 @@ class Forward(msgspec.Struct, eq=False):
         elif isinstance(value, CacheFullError):
             self._backends.on_cache_full(self._place.backend)
             self._place.finished(served=False)
-        elif self._record.whole:
-            self._place.finished(served=True, used=self._record.used)
         elif value is not None and self._response is not None and self._response.ended:
             self._place.finished(served=False)  # whatever became of it here, the engine is done
         self._hang_up()
