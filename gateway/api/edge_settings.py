@@ -18,5 +18,5 @@ class EdgeSettings:
     drain_bytes: int = 8 << 20  # read and dropped after an early answer…
     drain_s: float = 5.0  # …for at most so long
     backlog_bytes: int = 65536  # kept of what follows a request that is being answered
-    origins: tuple[str, ...] = ()  # of web pages that may read what the edge refuses
     body_high_water: int = 262_144  # body bytes held before the app takes them
+    origins: tuple[str, ...] = ()  # of web pages that may read what the edge refuses

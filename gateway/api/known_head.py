@@ -9,9 +9,8 @@ from typing import Final
 
 import msgspec
 
-COUNTED: Final = frozenset(
-    {b"content-length", b"host"}
-)  # of the headers that frame a request, all that such a head may have
+# Of the headers that are special to the reader, all that such a head may have.
+COUNTED: Final = frozenset({b"content-length", b"host"})
 MOST_DIGITS: Final = 12  # of its content-length, and what a head must stay below the limit
 _LENGTH: Final = b"\r\ncontent-length:"
 

@@ -42,6 +42,7 @@ class Record:
         "_since",
         "_status",
         "_tell_at",
+        "_whole",
         "affinity",
         "backend",
         "error",
@@ -54,7 +55,6 @@ class Record:
         "ttft_s",
         "usage",
         "used",
-        "whole",
     )
 
     def __init__(self, exchange: Exchange, metrics: Metrics, log: Log) -> None:
@@ -79,7 +79,7 @@ class Record:
         self.events = 0
         self.usage: Usage | None = None
         self.used: Used | None = None  # the same, for who learns from it
-        self.whole = False  # its client left, with all of the answer
+        self._whole = False  # its client left, with all of the answer
         self._place: Place | None = None
         self._decision: Decision | None = None
         exchange.describe = self.headers
@@ -152,7 +152,7 @@ class Record:
 
     def left_with_all(self) -> None:
         """Its client has left after the last event: that is no answer in vain."""
-        self.whole = True
+        self._whole = True
 
     def __exit__(
         self,
@@ -175,7 +175,7 @@ class Record:
             self._status = status_of(error, self.exchange.family)
             return error.situation.outcome
         if isinstance(error, ClientGone | asyncio.CancelledError):
-            return Outcome.SERVED if self.whole else Outcome.CLIENT_GONE
+            return Outcome.SERVED if self._whole else Outcome.CLIENT_GONE
         if error is not None:
             self.error = "internal_error"
             return Outcome.UPSTREAM_FAILED

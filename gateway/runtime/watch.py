@@ -13,6 +13,7 @@ from typing import Protocol
 from gateway.core.figures import Usage
 from gateway.core.sse import Tap
 from gateway.core.stream_alike import is_plain
+from gateway.runtime.http1 import TakeChunk
 
 MOST_LENGTHS = 1024  # of chunks that are known by their length
 
@@ -52,7 +53,7 @@ class Watch:
 
     def chunk_taker(
         self, put_chunk: Callable[[bytes], bool], on_behind: Callable[[], None]
-    ) -> Callable[[bytes, float], bool]:
+    ) -> TakeChunk:
         """For `Response.pass_on`: looks at a read that is one whole chunk, and has it put as it came.
 
         What is known by its length goes a short way: a search, a comparison and a call for each step of the long one

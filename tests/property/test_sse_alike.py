@@ -7,10 +7,10 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.figures import Usage
 from gateway.core.sse import Tap
 from gateway.core.wire import Wire
 from gateway.runtime.watch import Watch
+from tests.fakes.meter import Counts
 
 TEXTS = st.one_of(
     st.sampled_from(
@@ -54,22 +54,6 @@ def test_each_event_counts_as_if_it_were_the_only_one(stream: list[bytes]) -> No
     assert tap.content_events == sum(one.content_events for one in alone)
     assert tap.saw_error == any(one.saw_error for one in alone)
     assert (tap.usage is None) == all(one.usage is None for one in alone)
-
-
-class Counts:
-    """A meter that only counts."""
-
-    def __init__(self) -> None:
-        self.events = 0
-
-    def content(self, _now: float, events: int) -> None:
-        self.events += events
-
-    def told(self, usage: Usage | None, prefill_s: float | None = None) -> None:
-        pass
-
-    def left_with_all(self) -> None:
-        pass
 
 
 HOW = st.sampled_from(["chunk", "chunk", "chunk", "chunk", "bytes", "halves", "two"])

@@ -7,11 +7,11 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.figures import Usage
 from gateway.core.sse import Tap
 from gateway.core.wire import Wire
 from gateway.runtime.http1 import Response
 from gateway.runtime.watch import Watch
+from tests.fakes.meter import Counts
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -65,21 +65,6 @@ def test_every_byte_of_the_body_comes_once_and_in_order(
     if trickle:
         split = [part[i : i + 3] for part in split for i in range(0, len(part), 3)]
     assert asyncio.run(passed(split, behind_at)) == body
-
-
-class Counts:
-    """A meter that only counts."""
-
-    events = 0
-
-    def content(self, _now: float, events: int) -> None:
-        self.events += events
-
-    def told(self, usage: Usage | None, prefill_s: float | None = None) -> None:
-        pass
-
-    def left_with_all(self) -> None:
-        pass
 
 
 async def passed(split: list[bytes], behind_at: int) -> bytes:
