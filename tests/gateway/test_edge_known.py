@@ -109,3 +109,19 @@ async def test_a_body_above_the_limit_is_refused_behind_a_known_head_and_the_con
             await client.request("POST", CHAT, slotgate.header(), body)
             assert (await client.response()).status == status
         assert [one.body for one in engine.requests] == [small] * 3
+
+
+@in_loop
+async def test_a_key_in_the_path_wins_over_another_valid_one_in_the_head() -> None:
+    """Two valid keys in one head are refused; of these, the head's is not looked at."""
+    async with (
+        FakeEngine() as engine,
+        running_gateway(engine, keys=["alice", "bob"], auth={"key_in_path": True}) as slotgate,
+        await RawClient.connect(slotgate.port) as client,
+    ):
+        body = json.dumps(body_for(CHAT)).encode()
+        for _ in range(2):
+            path = f"/k/{slotgate.keys['alice']}{CHAT}"
+            await client.request("POST", path, slotgate.header("bob"), body)
+            assert (await client.response()).status == 200
+        assert await slotgate.metric("key_requests_total", key="alice") == 2
